@@ -1,6 +1,5 @@
-"""`trainyard report RUN`: a run as one HTML page, written to a file or served while the run continues."""
+"""`trainyard report RUN`: a run or a sweep as one HTML page, written to a file or served while it continues."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,16 +8,16 @@ import typer
 from jobs.cli.options import RUNS_FOLDER, RunOrFolder, folder_of, user_path
 
 if TYPE_CHECKING:
-    from http.server import ThreadingHTTPServer
-
+    from jobs.aws.connection import Aws
+    from jobs.cli.sweep_state import SweepState
+    from jobs.core.stage import DeployedStage
     from jobs.runs.recorded_run import RecordedRun
+    from jobs.runs.storage import StoredRun
+    from jobs.runs.sweeps import Standing
     from jobs.spec.spec import JobSpec
 
 REPORT = "report.html"
 """Name of the page in a run's folder."""
-
-FRESH_SECONDS = 4.0
-"""A served page older than this is rendered again. Browsers ask every five seconds."""
 
 
 def report(
@@ -37,18 +36,18 @@ def report(
         int, typer.Option(min=0, max=65535, help="With --follow: port on localhost. 0 picks a free one.")
     ] = 0,
 ) -> None:
-    """Write a run's report as one HTML page.
+    """Write the report of a run or a sweep as one HTML page.
 
-    The page has the result, curves, attempts and costs, and needs no network. With --follow, prints the page's address,
-    which contains a token, on stdout and keeps the page current. Ctrl-C writes the file; it never ends the run.
+    The page has the result, curves, attempts and costs, and needs no network. That of a sweep has its points, best
+    first. With --follow, prints the page's address, which contains a token, on stdout and keeps the page current.
+    Ctrl-C writes the file; it never ends the run.
     """
     from jobs.cli import tables
-    from jobs.cli.sweep_state import refuse_sweep
+    from jobs.cli.serving import LivePages, serving
     from jobs.cli.terminal import print_text, write_page
-    from jobs.core.errors import Detached, UsageError
+    from jobs.core.errors import Detached, NotFoundError, UsageError
     from jobs.core.words import printable_name
     from jobs.runs import batch, storage
-    from jobs.runs.run_records import read_run
 
     if (folder := folder_of(run)) is not None:
         if follow:
@@ -58,13 +57,18 @@ def report(
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)
     found = storage.find_run(aws, stage, run)
-    refuse_sweep(aws, stage, found, what="report", command="report")
     path = to or RUNS_FOLDER / found.run_id / REPORT
     if not follow:
-        write_page(path, _html(read_run(aws, found)))
+        write_page(path, page_of(aws, stage, found))
         print_text(printable_name(str(path)))
         return
-    live = LivePage(lambda: _html(read_run(aws, found), live=True))
+
+    def render(address: str) -> str:
+        if address != "/":
+            raise NotFoundError("this server has only one page")
+        return page_of(aws, stage, found, live=True)
+
+    live = LivePages(render)
     live.html()  # reports an unreadable record here instead of in the browser
     with serving(live, port) as server:
         print_text(f"http://127.0.0.1:{server.server_port}/?token={live.token}")
@@ -72,7 +76,7 @@ def report(
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
-            write_page(path, _html(read_run(aws, found)))
+            write_page(path, page_of(aws, stage, found))
             raise Detached(f"stopped; wrote the current report to {path}", next_step=f"open {path}") from None
 
 
@@ -86,12 +90,83 @@ def write_fetched(folder: Path, path: Path) -> None:
     print_text(printable_name(str(path)))
 
 
-def _html(recorded: "RecordedRun", *, live: bool = False) -> str:
+def page_of(
+    aws: "Aws",
+    stage: "DeployedStage",
+    run: "StoredRun",
+    *,
+    live: bool | None = False,
+    home: str = "",
+    query: str | None = None,
+) -> str:
+    """Read a run or a sweep and return its page. `live` None: the page is live until the run has ended.
+
+    `home` and `query`: address of the page of all runs, and the end of the addresses of other pages on its server.
+    """
+    from jobs.cli.sweep_state import read_state
+    from jobs.runs import batch
+    from jobs.runs.run_records import read_run
+    from jobs.runs.sweeps import read_sweep
+
+    if read_sweep(aws, run.location) is None:
+        recorded = read_run(aws, run)
+        return _html(recorded, live=recorded.state not in ("succeeded", "failed") if live is None else live, home=home)
+    state = read_state(aws, run, batch.find_job(aws, stage, run.run_id))
+    assert state is not None  # noqa: S101 - the run is a sweep
+    live = state.job is not None and not state.job.ended if live is None else live
+    return _sweep_html(aws, state, live=live, home=home, query=query)
+
+
+def _html(recorded: "RecordedRun", *, live: bool = False, home: str = "") -> str:
     from datetime import datetime, timezone
 
     from jobs.report.run_page import run_page
 
-    return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live)
+    return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live, home=home)
+
+
+def _sweep_html(aws: "Aws", state: "SweepState", *, live: bool, home: str, query: str | None) -> str:
+    """Return the page of a sweep. Reads the metrics of its best points."""
+    from datetime import datetime, timezone
+
+    from jobs.report.sweep_page import DRAWN_RUNS, SweepPoint, SweepSummary, sweep_page
+    from jobs.runs.recorded_run import RecordedRun, metrics_line
+    from jobs.runs.storage import in_parallel, read_metrics
+    from jobs.runs.sweeps import missing_metric_warning, progress_text
+
+    def read(place: int, standing: "Standing") -> SweepPoint:
+        lines = read_metrics(aws, standing.location) if place < DRAWN_RUNS and standing.receipt else []
+        return SweepPoint(
+            number=standing.point.number,
+            values=standing.point.values,
+            state=standing.state,
+            reason=standing.reason,
+            metric=state.metric(standing),
+            usd=standing.usd,
+            run=RecordedRun(
+                run_id=standing.point.run_id,
+                team=state.run.team,
+                location=str(standing.location),
+                receipt=standing.receipt,
+                metrics=[line for each in lines if (line := metrics_line(each)) is not None],
+            ),
+        )
+
+    sweep, job = state.spec.sweep, state.job
+    assert sweep is not None  # noqa: S101 - read_state has checked
+    summary = SweepSummary(
+        run_id=state.run.run_id,
+        team=state.run.team,
+        job=state.spec.job,
+        state=job.state.lower() if job else "ended",
+        metric=sweep.metric,
+        progress=progress_text(state.points),
+        reason=state.reason or missing_metric_warning(state.points, sweep),
+        budget=state.budget_text,
+        best=state.best.point.run_id if state.best else None,
+    )
+    found = in_parallel(lambda item: read(*item), enumerate(state.ranked))
+    return sweep_page(summary, found, now=datetime.now(timezone.utc), live=live, home=home, query=query)
 
 
 def ready_spec(run: "RecordedRun") -> "JobSpec | None":
@@ -106,86 +181,3 @@ def ready_spec(run: "RecordedRun") -> "JobSpec | None":
                 if (spec.name, spec.job) == (run.spec.name, run.spec.job):
                     return spec
     return None
-
-
-class LivePage:
-    """A page that is rendered again on request if it is older than FRESH_SECONDS."""
-
-    def __init__(self, render: Callable[[], str]) -> None:
-        import secrets
-        import threading
-
-        self.token = secrets.token_urlsafe(24)
-        self._render = render
-        self._lock = threading.Lock()
-        self._html = ""
-        self._rendered_at = float("-inf")
-
-    def html(self) -> str:
-        """Return the page. Raises the errors of rendering it."""
-        import time
-
-        with self._lock:
-            if time.monotonic() - self._rendered_at > FRESH_SECONDS:
-                self._html = self._render()
-                self._rendered_at = time.monotonic()
-            return self._html
-
-
-def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
-    """Return a server on localhost that serves the page only to requests from its own origin with its token."""
-    import hmac
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from urllib.parse import parse_qs, urlsplit
-
-    from jobs.core.errors import TrainyardError, UsageError
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, content = self._answer()
-            body = content.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in _HEADERS.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def _answer(self) -> tuple[int, str]:
-            address = urlsplit(self.path)
-            own = {f"{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")}
-            given = parse_qs(address.query).get("token", [""])[0]
-            # A different host name means DNS rebinding.
-            foreign = self.headers.get("Host") not in own or self.headers.get("Sec-Fetch-Site") in _FOREIGN
-            if foreign or not hmac.compare_digest(given.encode(), live.token.encode()):
-                return 403, "the token is missing: use the address that trainyard report --follow printed\n"
-            if address.path != "/":
-                return 404, "this server has only one page\n"
-            try:
-                return 200, live.html()
-            except Exception as error:  # noqa: BLE001 - the next request may succeed
-                return 503, f"{error.args[0] if isinstance(error, TrainyardError) else error}\n"
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing: the address of a request contains the token."""
-
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise UsageError(f"--port {port}: {error.strerror}", next_step="omit --port to use a free port") from None
-    server.daemon_threads = True
-    return server
-
-
-_FOREIGN = ("cross-site", "same-site")
-"""Values of Sec-Fetch-Site in requests from other pages. `none` means that a person opened the address."""
-
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}

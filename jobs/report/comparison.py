@@ -166,25 +166,25 @@ def shared_curves(runs: Sequence[RecordedRun]) -> list[Curve]:
     for name, run in zip(short_names(runs), runs, strict=True):
         for point in points(run):
             by_name.setdefault(point.series, {}).setdefault(name, []).append(point)
-    found = []
     measured_by_scripts = {name for run in runs if _is_script(run) for line in run.metrics for name in line}
     further = [name for name in by_name if name not in _CURVES and name in measured_by_scripts]
-    for name in (each for each in (*_CURVES, *further[:_FURTHER]) if each in by_name):
-        by_run = by_name[name]
-        words = "Final values: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
-        drawn = [
-            (run, section.step, section.value) for run, values in by_run.items() for section in sections(values, ())
-        ]
-        title = curve_title(name) if name == "loss" else capitalized(series_title(name))
-        spec = chart(
-            "overlaid",
-            description=f"{title}. {words}",
-            values=[{"r": run, "n": step, "v": short(value)} for run, step, value in drawn],
-            dots=len(drawn) <= FEW_POINTS,
-            **_line_styles(short_names(runs)),
-        )
-        found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec))
-    return found
+    names = [each for each in (*_CURVES, *further[:_FURTHER]) if each in by_name]
+    return [overlaid(name, by_name[name], **_line_styles(short_names(runs))) for name in names]
+
+
+def overlaid(name: str, by_run: Mapping[str, Sequence[Point]], **styles: Any) -> Curve:
+    """Return a chart of one metric by step, with a line for each run. `styles`: runs, colors and dashes, in order."""
+    words = "Final values: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
+    drawn = [(run, section.step, section.value) for run, values in by_run.items() for section in sections(values, ())]
+    title = curve_title(name) if name == "loss" else capitalized(series_title(name))
+    spec = chart(
+        "overlaid",
+        description=f"{title}. {words}",
+        values=[{"r": run, "n": step, "v": short(value)} for run, step, value in drawn],
+        dots=len(drawn) <= FEW_POINTS,
+        **styles,
+    )
+    return Curve(id=f"curve-{name}", title=title, summary=words, spec=spec)
 
 
 def _cost_chart(runs: Sequence[RecordedRun]) -> tuple[str, str, dict[str, Any]] | None:

@@ -1,8 +1,8 @@
 // Draws the page's charts and copies its commands. A live page, served while its run continues, is kept up to date.
 "use strict";
 (() => {
-  const UPDATE_MILLISECONDS = 5000;
   const drawn = {};
+  let updatedAt = new Date();
 
   // No default tooltip styles: the page's security policy only allows styles of the page.
   const options = (config) => ({
@@ -40,27 +40,48 @@
     const status = document.querySelector("#live");
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
-      if (!answer.ok) throw new Error(answer.statusText);
+      if (!answer.ok) throw new Error(await answer.text());
       const next = new DOMParser().parseFromString(await answer.text(), "text/html");
       const places = (page) => [...page.querySelectorAll("[data-live]")].map((part) => part.id).join();
       if (places(next) !== places(document)) return location.reload();
       for (const part of document.querySelectorAll("[data-live]")) {
         const other = next.getElementById(part.id);
-        if (part.innerHTML !== other.innerHTML && !part.contains(document.activeElement)) {
+        const focused = part.contains(document.activeElement) ? document.activeElement : null;
+        if (part.innerHTML !== other.innerHTML && (!focused || focused.id)) {
           const open = [...part.querySelectorAll("details")].map((each) => each.open);
           part.replaceChildren(...other.childNodes);
           part.querySelectorAll("details").forEach((each, number) => { each.open = Boolean(open[number]); });
+          if (focused) document.getElementById(focused.id)?.focus({ preventScroll: true });
         }
       }
+      document.dispatchEvent(new Event("updated"));
       await draw(next);
-      status.textContent = `Live: as of ${new Date().toLocaleTimeString()}.`;
-    } catch {
-      status.textContent = "No longer live: trainyard report --follow has ended.";
+      updatedAt = new Date();
+      status.textContent = `Live: as of ${updatedAt.toLocaleTimeString()}.`;
+      status.classList.remove("stale");
+    } catch (error) {
+      const why = error instanceof TypeError ? "the command that serves this page has ended" : error.message;
+      status.textContent = `Not updated since ${updatedAt.toLocaleTimeString()}: ${why}.`.replace(/\s*\.+$/, ".");
+      status.classList.add("stale");
     }
-    setTimeout(update, UPDATE_MILLISECONDS);
+  }
+
+  // A hidden page asks for nothing, and at once when it is shown again.
+  function keepCurrent(milliseconds) {
+    let busy = false, due = Date.now() + milliseconds;
+    const check = async () => {
+      if (busy || document.hidden || Date.now() < due) return;
+      busy = true;
+      await update();
+      busy = false;
+      due = Date.now() + milliseconds;
+    };
+    setInterval(check, 1000);
+    document.addEventListener("visibilitychange", check);
   }
 
   draw(document).then(() => {
-    if (document.querySelector("#live")) setTimeout(update, UPDATE_MILLISECONDS);
+    const status = document.querySelector("#live");
+    if (status) keepCurrent(1000 * status.dataset.seconds);
   });
 })();

@@ -1,13 +1,15 @@
-"""Render a page as one HTML file: template, styles, script, charts, and Vega, which draws them."""
+"""Render a page as one HTML file: template, styles, scripts, charts, and Vega, which draws them."""
 
 import contextlib
 import functools
 import os
+import re
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from html import unescape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from jobs.core.words import printable
 from jobs.report.charts import template as chart_template
 
 _FOLDER = Path(__file__).parent
+
+REFRESH_SECONDS = 5
+"""Seconds after which a live page of a run asks for newer content."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,21 @@ def vega_script() -> str:
     return script
 
 
-def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: bool = False, **context: Any) -> str:
+def render(
+    template: str,
+    *,
+    charts: Mapping[str, Any],
+    now: datetime,
+    live: bool = False,
+    refresh_seconds: int = REFRESH_SECONDS,
+    home: str = "",
+    scripts: Sequence[str] = ("page.js",),
+    **context: Any,
+) -> str:
     """Return the page of a template. `charts` maps the ids of elements in the page to charts.
 
-    A `live` page asks its server for newer content every few seconds.
+    A `live` page asks its server for newer content every `refresh_seconds`. `home`: address of the page of all runs,
+    if the page is served together with it. `scripts`: files of this folder.
     """
     from markupsafe import Markup
 
@@ -62,14 +78,22 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
             **context,
             charts={"config": chart_template("config"), "charts": _printable(charts)},
             live=live,
+            refresh_seconds=refresh_seconds,
+            home=home,
             made_at=f"{now:%Y-%m-%d %H:%M} UTC",
             nonce=secrets.token_urlsafe(16),
             style=Markup(_own_file("style.css")),  # noqa: S704 - ours
-            script=Markup(_own_file("page.js")),  # noqa: S704 - ours
-            vega=Markup(vega_script()),  # noqa: S704 - the library's
+            script=Markup("\n".join(map(_own_file, scripts))),  # noqa: S704 - ours
+            vega=Markup(vega_script()) if charts else "",  # noqa: S704 - the library's
         )
     )
     return page
+
+
+def security_policy(page: str) -> str:
+    """Return the policy that a rendered page declares, for a server that also sends it as a header."""
+    declared = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    return unescape(declared[1]) if declared else "default-src 'none'"
 
 
 def _printable(value: Any) -> Any:

@@ -32,11 +32,13 @@ _LABELLED_CLASSES = 15
 """Maximum number of classes for which the cells of a confusion matrix show their counts."""
 
 
-def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, live: bool = False) -> str:
+def run_page(
+    run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, live: bool = False, home: str = ""
+) -> str:
     """Return the report as one HTML file.
 
     `recipe` is the ready-made spec to compare the run's arguments with; None compares them with the kind's defaults.
-    A `live` page asks its server for newer content every few seconds.
+    A `live` page asks its server for newer content every few seconds. `home` is the address of the page of all runs.
     """
     axis, found = time_axis(run), phases(run.attempts)
     happened = events(run)
@@ -58,6 +60,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         charts=drawn,
         now=now,
         live=live,
+        home=home,
         run=run,
         head=_head(run),
         sections=sections,

@@ -13,9 +13,10 @@ from playwright.sync_api import expect
 
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
-from jobs.cli.report import LivePage, ready_spec, serving
+from jobs.cli.report import ready_spec
+from jobs.cli.serving import LivePages, serving
 from jobs.cli.terminal import write_page
-from jobs.core.errors import Detached, UsageError
+from jobs.core.errors import Detached, NotFoundError, UsageError
 from jobs.core.records import Inputs
 from jobs.core.stage import DeployedStage
 from jobs.report.run_page import run_page
@@ -88,8 +89,13 @@ def runs() -> list[RecordedRun]:
 
 @pytest.fixture
 def served(runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("jobs.cli.report.FRESH_SECONDS", 0)
-    live = LivePage(lambda: run_page(runs[0] if len(runs) == 1 else runs.pop(0), now=NOW, live=True))
+    def render(path: str) -> str:
+        if path != "/":
+            raise NotFoundError("this server has only one page")
+        return run_page(runs[0] if len(runs) == 1 else runs.pop(0), now=NOW, live=True)
+
+    monkeypatch.setattr("jobs.cli.serving.FRESH_SECONDS", 0)
+    live = LivePages(render)
     with serving(live, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -126,6 +132,7 @@ def ask(address: str, **headers: str) -> tuple[int, str]:
         )
         answer = connection.getresponse()
         assert answer.headers["Access-Control-Allow-Origin"] is None
+        assert "default-src 'none'" in str(answer.headers["Content-Security-Policy"])
         return answer.status, answer.read().decode()
 
 
@@ -144,14 +151,14 @@ def test_the_page_needs_its_token_and_its_own_origin(served: str) -> None:
     assert ask(served.replace("/?", "/other?"))[0] == 404
     port = int(served.partition(":")[2].partition("/")[0])
     with pytest.raises(UsageError, match=rf"^--port {port}: Address already in use"):
-        serving(LivePage(str), port)
+        serving(LivePages(str), port)
 
 
 def test_unreadable_records_and_files_are_errors(tmp_path: Path) -> None:
-    def render() -> str:
+    def render(_: str) -> str:
         raise UsageError("no receipt that this release reads")
 
-    live = LivePage(render)
+    live = LivePages(render)
     with serving(live, 0) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
         answer = ask(f"127.0.0.1:{server.server_port}/?token={live.token}")

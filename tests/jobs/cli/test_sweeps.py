@@ -21,6 +21,7 @@ from jobs.runs.planning import plan_run, plan_runs
 from jobs.spec.spec import JobSpec, parse_spec
 from jobs.spec.sweep import Claim, SweepRecord, claim_name
 from tests.jobs.cli.conftest import Trainyard
+from tests.jobs.report.test_run_page import text_of
 from tests.support.container.scripts import write_files
 from tests.support.running_emulator import Emulator
 from tests.support.waiting import wait_until
@@ -110,6 +111,11 @@ def test_a_sweep_survives_a_reclaim_and_repeats_failed_points(
     deployed_aws.reclaim(f"{job.id}:{claim.child}")
     wait_until(lambda: storage.read_receipt(emulated, points[0]), lambda bill: bill and bill.state == "interrupted")
     (tmp_path / "go").touch()
+    # (AND its report shows its points while it runs)
+    path = run_command("report", run_id, "--to", str(tmp_path / "sweep.html")).stdout.strip()
+    text = text_of(Path(path).read_text())
+    assert "running sweep of script, team research" in text
+    assert "Points, best first Point rate seed" in text
     ended = finished(emulated, stage, job.id)
 
     # THEN its point continued from that step; of the other points one failed, and one that was behind was stopped
@@ -136,13 +142,20 @@ def test_a_sweep_survives_a_reclaim_and_repeats_failed_points(
         "2 of 4 points done, 1 failed, 1 stopped early",
         {"name": "eval_loss", "value": 1.01},
     )
+    # AND its report shows the ranking, the reasons, and one chart of the metric
+    run_command("report", run_id, "--to", path)
+    text = text_of(Path(path).read_text())
+    assert "Best loss 1.010 point 1" in text
+    assert "stopped early : ranked" in text
+    assert "this point fails" in text
+    assert Path(path).read_text().count('class="chart"') == 1
     # AND other commands know that it is a sweep, and why it ended
     failure = "1 of 4 points failed: point 3: "
     assert failure in status
     why = run_command("why", run_id).stderr
     assert failure in why
     assert f"next: trainyard sweep {run_id}, then trainyard resume {run_id}" in why
-    for command, what in {"report": "report", "receipt": "receipt", "fetch": "files"}.items():
+    for command, what in {"receipt": "receipt", "fetch": "files"}.items():
         refused = run_command(command, run_id, expect=2).stderr
         assert f"is a sweep: it has no {what}, but each of its points has" in refused
         assert f"next: trainyard {command} {record.points[0].run_id} for its best point so far" in refused
