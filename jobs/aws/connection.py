@@ -5,6 +5,7 @@ endpoint is the emulator. boto3 is imported when the first client is created.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,8 +121,18 @@ class Aws:
         GetCallerIdentity needs no permission
         (https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html).
         """
-        arn: str = self.client("sts").get_caller_identity()["Arn"]
-        return arn.split(":", 5)[-1]
+        return self._identity(self._config())
+
+    @cached_property
+    def caller_if_known(self) -> str:
+        """Return `caller`, or an empty string if AWS does not answer within seconds."""
+        with suppress(Exception):
+            return self._identity(self._config(attempts=1, seconds=_QUICK_SECONDS))
+        return ""
+
+    def _identity(self, config: "Config") -> str:
+        sts: Any = self._session.client("sts", config=config, region_name=self._region)
+        return str(sts.get_caller_identity()["Arn"]).split(":", 5)[-1]
 
     @property
     def endpoint(self) -> str:

@@ -134,7 +134,7 @@ def _plan(
         prices_of=partial(current_prices, aws),
         room_of=partial(batch.room_of, aws, stage),
         points_left=points_left,
-    )
+    ).submitted_by(aws.caller_if_known)
     changes = changed(
         before.entrypoint_arguments().fixed_arguments(), planned.spec.entrypoint_arguments().fixed_arguments()
     )

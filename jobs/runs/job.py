@@ -15,7 +15,7 @@ from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.records import Receipt
 from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
 from jobs.money.receipt import with_end
-from jobs.spec.submit_job import SCHEDULING_PRIORITY
+from jobs.spec.submit_job import SCHEDULING_PRIORITY, SUBMITTER_TAG
 from jobs.spec.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
 
 CANCELLED = "CANCELLED"
@@ -79,6 +79,8 @@ class Job:
     """All log streams, ordered by attempt, then node."""
     priority: int = 0
     """Its spec's priority among the team's waiting runs."""
+    submitter: str = ""
+    """Identity in AWS that submitted or resumed it, such as `assumed-role/research/alice`; empty if unknown."""
     depends_on: tuple[str, ...] = ()
     """Ids of the jobs that must succeed before this one starts."""
     resumed: str = ""
@@ -187,6 +189,7 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
         attempts=attempts,
         max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
         priority=detail.get("schedulingPriority", SCHEDULING_PRIORITY) - SCHEDULING_PRIORITY,
+        submitter=tags.get(SUBMITTER_TAG, ""),
         depends_on=tuple(item["jobId"] for item in detail.get("dependsOn", []) if "jobId" in item),
         log_streams=tuple(
             sorted(

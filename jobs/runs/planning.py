@@ -113,7 +113,7 @@ def plan_run(
         prices_of = partial(current_prices, aws)
         room = partial(room_of, aws, stage)
         planned = plan(resolved, stage, run_id=run_id, dependencies=dependencies, prices_of=prices_of, room_of=room)
-        planned = replace(planned, pack=pack)
+        planned = replace(planned, pack=pack).submitted_by(aws.caller_if_known)
     except TrainyardError as error:
         errors.append(error)
     errors += node_limit_errors(aws, spec, stage)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,7 +24,7 @@ from jobs.spec.launcher_options import RENDEZVOUS_WAIT_SECONDS, LauncherOptions
 from jobs.spec.placement import Placement, place
 from jobs.spec.recipe import TRACKER_VARIABLES, Recipe
 from jobs.spec.spec import JobSpec, PlannedPoint
-from jobs.spec.submit_job import Dependency, excess, submit_job_request
+from jobs.spec.submit_job import SUBMITTER_TAG, Dependency, excess, submit_job_request
 from jobs.spec.sweep import SweepSize, points
 
 
@@ -121,6 +122,11 @@ class Plan:
         """
         depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.dependencies]
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
+
+    def submitted_by(self, identity: str) -> "Plan":
+        """Return the plan with a tag that names who submits it, in characters that AWS allows in tags."""
+        tags = {**self.request["tags"], SUBMITTER_TAG: re.sub(r"[^\w +=.:/@-]", "_", identity)[:256]}
+        return replace(self, request={**self.request, "tags": tags}) if identity else self
 
 
 def plan(

@@ -63,7 +63,18 @@ MAX_REQUEST_BYTES = 30 << 10
 _BATCH_VARIABLES_CHARACTERS = 1024
 """Reserved for the variables that AWS Batch adds, with the names of the queue and the compute environment."""
 
-JOB_TAGS = ("trainyard:stage", "trainyard:run", "trainyard:team", "trainyard:job", SWEEP_TAG, RESUMED_TAG)
+SUBMITTER_TAG = "trainyard:submitter"
+"""Tag with the identity in AWS that submitted or resumed a job. It is for people: who submits could change it."""
+
+JOB_TAGS = (
+    "trainyard:stage",
+    "trainyard:run",
+    "trainyard:team",
+    "trainyard:job",
+    SUBMITTER_TAG,
+    SWEEP_TAG,
+    RESUMED_TAG,
+)
 """Keys of all tags that a submission sets on its job; members of a team may not set others."""
 
 NODE_RANGE = "0:"

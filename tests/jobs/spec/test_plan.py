@@ -165,6 +165,14 @@ def test_dependencies_are_in_the_request() -> None:
     assert own.note(replace(LARGE, queues={**LARGE.queues, "on-demand@research": "arn:own"})) == together.note(LARGE)
 
 
+def test_request_names_who_submits_it() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    named = planned.submitted_by("assumed-role/research/alice,o'neil@example.org")
+    # Batch refuses a tag with other characters than letters, digits, spaces and _.:/=+-@.
+    assert named.request["tags"]["trainyard:submitter"] == "assumed-role/research/alice_o_neil@example.org"
+    assert planned.submitted_by("") == planned
+
+
 def test_pushes_and_trackers_need_the_teams_secret() -> None:
     pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
     for stage in (replace(STAGE, huggingface_teams=frozenset({"nlp-core"})), EMULATED):
