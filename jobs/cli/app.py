@@ -16,6 +16,7 @@ from jobs.cli.cancel import cancel
 from jobs.cli.compare import compare
 from jobs.cli.connect import connect
 from jobs.cli.costs import show_costs
+from jobs.cli.dashboard import dashboard
 from jobs.cli.data import data
 from jobs.cli.demo import demo
 from jobs.cli.estimate import estimate
@@ -86,6 +87,7 @@ app.command()(connect)
 app.command("exec", context_settings=exec_command.SETTINGS)(exec_command.run_in_job)
 app.command()(cancel)
 app.command("list")(list_runs)
+app.command()(dashboard)
 app.command()(fetch)
 app.command()(receipt)
 app.command()(report)

@@ -36,10 +36,9 @@ class ListedRun:
         from datetime import datetime, timezone
 
         from jobs.money.estimate import forecast
-        from jobs.runs.sweeps import spent_by
 
         if self.sweep is not None:
-            return spent_by(self.sweep.points).usd
+            return sum(point.usd or 0.0 for point in self.sweep.points)
         if self.receipt is None:
             return None
         return forecast(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
@@ -140,25 +139,31 @@ def _check_known(option: str, value: str | None, known: Collection[str]) -> None
 
 
 def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") -> list[ListedRun]:
-    from jobs.cli.sweep_state import read_state
-    from jobs.core.locations import S3Location
-    from jobs.core.run import run_prefix
-    from jobs.runs.storage import StoredRun, in_parallel, read_receipt
+    from jobs.runs.storage import in_parallel
 
     _ = aws.s3  # create the client before the threads share it
 
     def read(job: "Job") -> ListedRun:
-        location = S3Location(stage.run_bucket, run_prefix(job.team, job.run_id))
         try:
-            if job.points:
-                run = StoredRun(job.run_id, job.team, location)
-                return ListedRun(job=job, receipt=None, sweep=read_state(aws, run, job))
-            receipt = read_receipt(aws, location)
+            return read_listed(aws, stage, job)
         except Exception:  # noqa: BLE001 - another team's or another release's receipt: list the run without it
-            receipt = None
-        return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
+            return ListedRun(job=job, receipt=None)
 
     return in_parallel(read, jobs)
+
+
+def read_listed(aws: "Aws", stage: "DeployedStage", job: "Job") -> ListedRun:
+    """Read the receipt of a job's run, or the state of a sweep's points. Raises the errors of reading them."""
+    from jobs.cli.sweep_state import read_state
+    from jobs.core.locations import S3Location
+    from jobs.core.run import run_prefix
+    from jobs.runs.storage import StoredRun, read_receipt
+
+    location = S3Location(stage.run_bucket, run_prefix(job.team, job.run_id))
+    if job.points:
+        return ListedRun(job=job, receipt=None, sweep=read_state(aws, StoredRun(job.run_id, job.team, location), job))
+    receipt = read_receipt(aws, location)
+    return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
 
 
 def _by_metric(run: ListedRun) -> tuple[str, float]:

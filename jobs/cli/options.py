@@ -21,6 +21,7 @@ RUNS_FOLDER = Path("runs")
 _OTHER_NAMES = {
     "cancel RUN": ("kill", "stop"),
     "cancel RUN, which keeps its files; trainyard data rm LOCATION deletes data": ("delete", "remove", "rm"),
+    "dashboard": ("ui", "web"),
     "data ls": ("data list",),
     "data put SOURCE LOCATION": ("data cp", "data upload", "upload"),
     "data rm LOCATION": ("data delete", "data remove"),

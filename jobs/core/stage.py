@@ -118,6 +118,9 @@ def budget_stop_parameter(team: str) -> str:
     return f"budget-stop/{team}"
 
 
+BUDGETS, STAGE_BUDGET = "budget", "stage-budget"
+"""Path of the parameters of teams' monthly budgets, and name of the stage's: JSON with `limit_usd`."""
+
 STAGE_BUDGET_STOP = "stage-budget-stop"
 """Name of the parameter that exists while the budget of the whole stage is used up."""
 
@@ -169,6 +172,8 @@ class DeployedStage:
     """The same for multi-node jobs; empty if the stage does not offer them."""
     shared_data_mount: str | None = None
     """Mount path of the data bucket's `shared/` in containers on accelerator instances. None if it is not mounted."""
+    budgets: Mapping[str, str] = field(default_factory=dict)
+    """Values of the parameters of monthly budgets, by team; empty text for the stage."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
     """Teams with a used-up budget, with the values of their parameters."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
@@ -238,6 +243,10 @@ class DeployedStage:
                 (team, kind): value for (team, kind), value in _below("job-definition-multinode", values)
             },
             shared_data_mount=values.get(SHARED_DATA_MOUNT),
+            budgets={
+                **({"": values[STAGE_BUDGET]} if STAGE_BUDGET in values else {}),
+                **{team: value for (team,), value in _below(BUDGETS, values)},
+            },
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
             never_joined={name: value for (name,), value in _below(NEVER_JOINED, values)},
             stage_stop=values.get(STAGE_BUDGET_STOP),
@@ -275,6 +284,13 @@ class DeployedStage:
         The queue may not exist: a team with its own queues never falls back to a shared one.
         """
         return team_queue_name(name, team) if team in self.teams_with_queues else name
+
+    def budget_usd(self, team: str) -> float | None:
+        """Return the monthly budget of a team, or of the stage for empty text. None if there is none."""
+        try:
+            return float(json.loads(self.budgets[team])["limit_usd"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def budget_stop(self, team: str) -> BudgetStop | None:
         """Return the used-up budget that blocks the team's jobs, or None.

@@ -2,6 +2,7 @@
 
 charts.py                                          templates/*.json, filled in: charts in Vega-Lite
 run_page.py, curves.py, comparison.py, costs.py    records -> the content of a page
+sweep_page.py, dashboard.py                        the page of a sweep, and of all runs of a stage
 acceptance.py                                      the page of an acceptance run
-rendering.py                                       content, templates/*.html, style.css, page.js and Vega -> one file
+rendering.py                                       content, templates/*.html, style.css, *.js and Vega -> one file
 """

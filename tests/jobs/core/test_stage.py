@@ -1,7 +1,10 @@
 import pytest
 
+from infra.observability.functions import stop_at_budget
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.stage import (
+    BUDGETS,
+    STAGE_BUDGET,
     BudgetStop,
     DeployedStage,
     budget_stop_parameter,
@@ -44,6 +47,7 @@ def test_names_of_parameters_are_stable() -> None:
     assert image_parameter("gaudi-notebook", "1.21.0") == "image/gaudi-notebook/1.21.0"
     assert job_image_parameter("notebook") == "job-image/notebook"
     assert budget_stop_parameter("research") == "budget-stop/research"
+    assert (STAGE_BUDGET, f"{BUDGETS}/") == (stop_at_budget.STAGE_BUDGET, stop_at_budget.TEAM_BUDGETS)
     assert (share_identifier("research"), share_identifier("nlp-core-2")) == ("research", "nlpcore2")
 
 
@@ -76,6 +80,9 @@ def test_optional_parameters_of_a_stage_are_read() -> None:
         "team-queue/research/spot/old": "arn:queue/own-old",
         "job-definition-multinode/research/finetune-classification": "arn:definition/several:2",
         "shared-data-mount": "/shared-data",
+        "stage-budget": '{"limit_usd": 900, "topic": "arn:topic"}',
+        "budget/product": '{"limit_usd": 500.5, "topic": "arn:topic"}',
+        "budget/research": "damaged",
         "budget-stop/product": '{"budget_usd": 500, "since": "2026-11-20", "until": "2026-12-01"}',
         huggingface_secret_parameter("research"): "arn:secret",
         variable_names_parameter("research"): "WANDB_API_KEY MLFLOW_TRACKING_URI",
@@ -94,6 +101,7 @@ def test_optional_parameters_of_a_stage_are_read() -> None:
     assert (stage.queue_of("research", "spot"), stage.queue_of("product", "spot")) == ("spot@research", "spot")
     assert stage.job_definition("research", "finetune-classification", several_nodes=True) == "arn:definition/several:2"
     assert stage.shared_data_mount == "/shared-data"
+    assert [stage.budget_usd(owner) for owner in ("", "product", "research", "other")] == [900, 500.5, None, None]
     assert stage.budget_stop("research") is None
     assert stage.budget_stop("product") == BudgetStop(budget_usd=500.0, since="2026-11-20", until="2026-12-01")
     assert stage.huggingface_teams == {"research"}

@@ -9,7 +9,10 @@ from playwright.sync_api import expect
 from jobs.money.costs import costs, month_of, spans
 from jobs.report.comparison import comparison_page
 from jobs.report.costs import costs_page
+from jobs.report.dashboard import dashboard_page
 from jobs.report.run_page import run_page
+from jobs.report.sweep_page import sweep_page
+from tests.support.jobs.boards import board, sweep_points, sweep_summary
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.recorded_runs import sweep, three_attempts, with_samples
 
@@ -25,6 +28,7 @@ CHARTS = {
         *("curve-samples_per_second", "scatter"),
     },
     "costs": {"shares", "spans"},
+    "sweep": {"curve-eval_accuracy"},
 }
 """The charts of each page."""
 
@@ -40,6 +44,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "report": run_page(with_samples(three_attempts()), now=NOW),
         "comparison": comparison_page(runs, now=NOW),
         "costs": costs_page(of_month, parts, by="run", when="2026-11", stage="dev", note="estimated", now=NOW),
+        "sweep": sweep_page(sweep_summary(sweep_points()), sweep_points(), now=NOW),
+        "dashboard": dashboard_page(board(1000), query="?token=secret"),
     }
     folder = tmp_path_factory.mktemp("pages")
     for name, page in html.items():
@@ -49,7 +55,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("of", "width", "dark"),
-    [("report", 1400, True), ("report", 380, False), ("comparison", 380, True), ("costs", 380, False)],
+    [
+        ("report", 1400, True),
+        ("report", 380, False),
+        ("comparison", 380, True),
+        ("costs", 380, False),
+        ("sweep", 420, True),
+    ],
 )
 def test_page_shows_all_charts_without_complaints(
     *, opened: OpenedPage, pages: dict[str, Path], of: str, width: int, dark: bool
@@ -62,7 +74,7 @@ def test_page_shows_all_charts_without_complaints(
     assert opened.layout_shift(page) < 0.002, "more than labels within a chart moved"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
-    if of != "costs":
+    if of in ("report", "comparison"):
         line = page.locator("#curve-loss .mark-line path").first
         stroke = line.evaluate("mark => getComputedStyle(mark).stroke")
         assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours follow the scheme"
@@ -90,3 +102,38 @@ def test_page_works_by_keyboard_screen_reader_and_in_print(opened: OpenedPage, p
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     label = page.locator("#timeline .role-axis-label text").first
     assert label.evaluate("text => getComputedStyle(text).fill") == "rgb(68, 68, 68)"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (420, False), (420, True)])
+def test_a_thousand_runs_are_painted_at_once(
+    *, opened: OpenedPage, pages: dict[str, Path], width: int, dark: bool
+) -> None:
+    page = opened.open(pages["dashboard"], width=width, dark=dark)
+    assert page.locator("#runs tr").count() == 1000
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
+    # On an idle machine it takes a fifth of a second; the limit is for people, and leaves room for busy machines.
+    assert opened.first_paint_milliseconds(page) < 2000
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+    assert opened.complaints == []
+    assert opened.requests == [pages["dashboard"].as_uri()], "it requested something"
+
+
+def test_runs_are_filtered_and_sorted(opened: OpenedPage, pages: dict[str, Path]) -> None:
+    page = opened.open(pages["dashboard"])
+    shown = page.locator("#runs tr:visible")
+    page.get_by_label("State").select_option("failed")
+    page.get_by_label("Team").select_option("speech")
+    page.get_by_label("Filter by text").fill("outofmemory bert")
+    expect(page.locator("#count")).to_contain_text(f"{shown.count()} of 1,000 runs")
+    assert 0 < shown.count() < 20
+    assert all("bert-large" in text and "speech" in text for text in shown.all_inner_texts())
+    page.get_by_label("State").select_option("")
+    page.get_by_label("Team").select_option("")
+    page.get_by_label("Filter by text").fill("")
+    page.get_by_role("button", name="USD").click()
+    costs = [float(text or -1) for text in page.locator("#runs td:nth-child(6)").all_inner_texts()]
+    assert costs == sorted(costs, reverse=True)
+    page.get_by_role("button", name="Run", exact=True).press("Enter")
+    names = page.locator("#runs th a").all_inner_texts()
+    assert names == sorted(names)

@@ -12,6 +12,12 @@ _SHIFTS = """() => new Promise((resolve) => {
   setTimeout(() => resolve(sum), 200);
 })"""
 
+_FIRST_PAINT = """() => new Promise((resolve) => {
+  new PerformanceObserver((list) => list.getEntriesByName("first-contentful-paint").forEach((entry) => {
+    resolve(entry.startTime);
+  })).observe({ type: "paint", buffered: true });
+})"""
+
 _DRAWN = """() => [...document.querySelectorAll(".chart")].map((place) => [
   place.id,
   [...place.querySelectorAll("svg .mark-line path, svg .mark-rect path, svg .mark-symbol path, svg .mark-text text")]
@@ -52,6 +58,12 @@ class OpenedPage:
         drawn: list[list[Any]] = page.evaluate(_DRAWN)
         assert all(fits for *_, fits in drawn), drawn
         return {name: count for name, count, _ in drawn}
+
+    @staticmethod
+    def first_paint_milliseconds(page: Page) -> float:
+        """Return the time from the request to the browser's First Contentful Paint."""
+        milliseconds: float = page.evaluate(_FIRST_PAINT)
+        return milliseconds
 
     @staticmethod
     def layout_shift(page: Page) -> float:
