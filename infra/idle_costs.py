@@ -140,7 +140,7 @@ def summary(row: Stage, lines: Sequence[Line]) -> dict[str, Any]:
     return {
         "stage": row.name,
         "usd_a_month": sum(line.usd_per_month or 0 for line in lines),
-        "instance_type": row.instance_type,
+        "instance_type": row.instance_types[0],
         "cpu_instance_type": row.cpu_instance_type,
         "builds_machine_image": row.pool.builds_machine_image,
         "several_nodes_on_demand": row.max_multinode_nodes > 1,

@@ -13,8 +13,8 @@ TEAMS = (Team(name="research"), Team(name="product"))
 STAGES = {
     stage.name: stage
     for stage in (
-        # The default instance_type is dl1.24xlarge, which EC2's API has not listed since mid-2026. For NVIDIA:
-        #   Stage(name="dev", teams=TEAMS, max_nodes=2, instance_type="p4d.24xlarge"),
+        # The default type is dl1.24xlarge, which EC2's API has not listed since mid-2026. For NVIDIA:
+        #   Stage(name="dev", teams=TEAMS, max_nodes=2, instance_types=("p4d.24xlarge",)),
         Stage(name="dev", teams=TEAMS, max_nodes=2),
         Stage(
             name="prod",

@@ -40,13 +40,15 @@ class InstanceTypeOffer(Construct):
             "CloudFormation calls it, waits for the result, and shows why it failed",
             "NIST.800.53.R5-LambdaDLQ",
         )
-        for setting, instance_type, release in (
-            ("instance_type", stage.instance_type, stage.pool.software),
-            ("cpu_instance_type", stage.cpu_instance_type, stage.cpu_software),
+        first, *others = stage.instance_types
+        for resource, setting, instance_type, release in (
+            ("instance_type", "instance_types", first, stage.pool.software),
+            *((name, "instance_types", name, stage.pool.software) for name in others),
+            ("cpu_instance_type", "cpu_instance_type", stage.cpu_instance_type, stage.cpu_software),
         ):
             cdk.CustomResource(
                 self,
-                setting,
+                resource,
                 service_token=function.function_arn,
                 resource_type="Custom::InstanceTypeOffer",
                 service_timeout=cdk.Duration.minutes(2),
@@ -54,7 +56,7 @@ class InstanceTypeOffer(Construct):
                     "InstanceType": instance_type,
                     "Release": release.name,
                     "Otherwise": f"EC2 offers {instance_type} in no zone of this region, and Batch would refuse it. "
-                    f"Nothing that costs money was created. Next: choose another `{setting}` in infra/settings.py "
+                    f"Nothing that costs money was created. Next: change `{setting}` in infra/settings.py "
                     "(python -m infra.preflight lists those on offer), or set allow_unoffered=True if AWS has promised "
                     "you this one",
                 },

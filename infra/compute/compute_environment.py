@@ -1,4 +1,4 @@
-"""A Batch compute environment of one instance type, with its launch template."""
+"""A Batch compute environment of one or more instance types, with its launch template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +167,7 @@ class Instances:
     """Settings that the compute environments of one pool share."""
 
     row: InstanceType
+    """The pool's first instance type. User data depends only on what all types of a pool have in common."""
     machine_image: MachineImage
     root_volume_gib: int
     ebs_key_arn: str | None
@@ -188,7 +189,7 @@ class Instances:
 
 
 class ComputeEnvironment(Construct):
-    """A compute environment of one instance type, with no instances while nothing runs.
+    """A compute environment, with no instances while nothing runs.
 
     It does not use the L2 of aws-batch, which adds CPU instance types by default, insists on security groups, and
     renders the launch template without a version, so that changes of the template never reach instances.
@@ -200,12 +201,13 @@ class ComputeEnvironment(Construct):
         name: str,
         *,
         instances: Instances,
+        types: Sequence[InstanceType],
         capacity: Capacity,
         max_nodes: int,
         subnets: Sequence[ec2.ISubnet],
         multinode: bool = False,
     ) -> None:
-        """Create the environment.
+        """Create the environment. Batch picks among `types`, all with the same card, by price and capacity.
 
         `multinode`: for jobs whose nodes start together, in the first of `subnets`, with EFA if the type has it.
         Otherwise there is no EFA, and nodes that start one by one (`resources.capacity: spot`) connect over TCP on each
@@ -256,9 +258,10 @@ class ComputeEnvironment(Construct):
                 type=batch_type,
                 # No bidPercentage: Spot prices cannot exceed On-Demand, and a lower cap only causes interruptions.
                 allocation_strategy=strategy,
-                instance_types=[row.name],
+                instance_types=[each.name for each in types],
                 minv_cpus=0,
-                maxv_cpus=row.vcpus * max_nodes,
+                # Room for no more than max_nodes of the smallest type, which is what a job asks for.
+                maxv_cpus=min(each.vcpus for each in types) * max_nodes,
                 subnets=[subnet.subnet_id for subnet in (subnets[:1] if multinode else subnets)],
                 # Batch accepts security groups either here or in the template's interfaces, not both.
                 security_group_ids=None if efa else [instances.security_group.security_group_id],

@@ -4,7 +4,7 @@ Retiring pools stay beside the current one. Each pool has its own launch templat
 no job ever runs on another release's driver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,10 +27,10 @@ from infra.stages.amis import ami_sources, is_ami, recorded_ami
 from infra.stages.network_plan import has_interface_endpoints
 from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, FSX_SECURITY_GROUP, StorageStack
 from jobs.core.instance_types import InstanceType
-from jobs.core.queues import QUEUES, Capacity, Queue
+from jobs.core.queues import QUEUES, Capacity, Queue, environments, queues_of
 from jobs.core.stage import (
     CPU_INSTANCE_TYPE,
-    INSTANCE_TYPE,
+    INSTANCE_TYPES,
     queue_parameter,
     share_identifier,
 )
@@ -59,11 +59,12 @@ class InstancePool:
 
     scope: Construct
     instances: Instances
-    subnets: Mapping[Capacity, list[ec2.ISubnet]]
+    pool: Pool | None
+    """None for CPU instances, which have one type."""
     retiring: str | None = None
     """Id of the pool if it is retiring."""
-    environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
-    """Compute environments by capacity and whether they are for multi-node jobs."""
+    environments: dict[tuple[Capacity, bool, str], ComputeEnvironment] = field(default_factory=dict)
+    """Compute environments by capacity, whether they are for multi-node jobs, and first type."""
 
 
 class ComputeStack(StageStack):
@@ -94,8 +95,8 @@ class ComputeStack(StageStack):
         )
         self._shares = self._scheduling_policy()
         self._unrecorded_pools: set[str] = set()
-        self.queues: list[tuple[Queue, InstancePool]] = []
-        """All queues, each with the pool of its instances."""
+        self.queues: list[tuple[Queue, InstancePool, Sequence[InstanceType]]] = []
+        """All queues, each with the pool and the types of its instances."""
         for team in stage.instance_owners:
             self._queues(self._team_instances(team, storage) if team else None)
         if self._unrecorded_pools:
@@ -104,20 +105,22 @@ class ComputeStack(StageStack):
                 "no AMI is recorded, so every deployment takes the newest one, and `cdk diff` does not show it: "
                 f"{', '.join(sorted(self._unrecorded_pools))}. Next: python -m infra.amis update --stage {stage.name}",
             )
-        self.publish(INSTANCE_TYPE, stage.instance_type)
+        self.publish(INSTANCE_TYPES, " ".join(stage.instance_types))
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
     def _queues(self, owner: TeamInstances | None) -> None:
         """Create the queues of one team, or of the teams that share instances if `owner` is None."""
         accelerated = [
-            self._accelerator_pool(self.stage_row.pool, owner),
-            *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
+            (pool.rows, self._accelerator_pool(pool, owner, retiring=number > 0))
+            for number, pool in enumerate(self.stage_row.pools)
         ]
         cpu = self._cpu_pool(owner)
-        for queue in QUEUES.values():
-            for pool in accelerated if queue.accelerated else [cpu]:
-                if self._max_nodes(queue, queue.capacity):
-                    self._queue(queue, pool)
+        found = [(queue, types, pool) for rows, pool in accelerated for queue, types in queues_of(rows)]
+        found += [(queue, (self.stage_row.cpu_row,), cpu) for queue in QUEUES.values() if not queue.accelerated]
+        order = {name: number for number, name in enumerate(QUEUES)}  # before the queues of one card
+        for queue, types, pool in sorted(found, key=lambda each: order.get(each[0].name, len(order))):
+            if self._max_nodes(queue, queue.capacity):
+                self._queue(queue, types, pool)
 
     def _team_instances(self, team: Team, storage: StorageStack) -> TeamInstances:
         has_endpoints = has_interface_endpoints(self.stage_row)
@@ -133,11 +136,12 @@ class ComputeStack(StageStack):
             file_server_group_id=(storage.published(FSX_SECURITY_GROUP, reader=self) if self._file_system else None),
         )
 
-    def _queue(self, queue: Queue, pool: InstancePool) -> None:
-        environments = [
-            self._environment(queue, capacity, pool)
+    def _queue(self, queue: Queue, types: Sequence[InstanceType], pool: InstancePool) -> None:
+        tried = [
+            self._environment(queue, capacity, group, pool)
             for capacity in self._capacities(queue)
             if self._max_nodes(queue, capacity)
+            for group in self._groups(queue, capacity, types, pool)
         ]
         resource = batch.CfnJobQueue(
             pool.scope,
@@ -151,28 +155,50 @@ class ComputeStack(StageStack):
                 batch.CfnJobQueue.ComputeEnvironmentOrderProperty(
                     order=order, compute_environment=environment.resource.attr_compute_environment_arn
                 )
-                for order, environment in enumerate(environments, start=1)
+                for order, environment in enumerate(tried, start=1)
             ],
             job_state_time_limit_actions=self._time_limits(queue),
         )
-        self.queues.append((queue, pool))
+        self.queues.append((queue, pool, types))
         parameter = queue_parameter(queue.name, team=pool.instances.team, retiring=pool.retiring)
         self.publish(parameter, resource.attr_job_queue_arn)
 
-    def _environment(self, queue: Queue, capacity: Capacity, pool: InstancePool) -> ComputeEnvironment:
+    def _groups(
+        self, queue: Queue, capacity: Capacity, types: Sequence[InstanceType], pool: InstancePool
+    ) -> list[tuple[InstanceType, ...]]:
+        """Return the types of each compute environment of a queue that has a capacity, in Batch's order."""
+        if pool.pool is None or queue.several_nodes:
+            return [tuple(types)]
+        if capacity == "spot":
+            return environments(types)
+        # Batch allows three environments: On-Demand instances as a fallback for Spot are of the first card only.
+        return pool.pool.on_demand_environments[: None if queue.capacity == capacity else 1]
+
+    def _environment(
+        self, queue: Queue, capacity: Capacity, types: Sequence[InstanceType], pool: InstancePool
+    ) -> ComputeEnvironment:
         """Return a pool's compute environment. Queues share it, so that the limit applies to them together."""
-        key = (capacity, queue.several_nodes)
+        key = (capacity, queue.several_nodes, types[0].name)
         if key not in pool.environments:
+            name = "multinode" if queue.several_nodes else capacity
             pool.environments[key] = ComputeEnvironment(
                 pool.scope,
-                "multinode" if queue.several_nodes else capacity,
+                name if types[0] == pool.instances.row else f"{name}-{types[0].name}",
                 instances=pool.instances,
+                types=types,
                 capacity=capacity,
                 max_nodes=self._max_nodes(queue, capacity),
-                subnets=pool.subnets[capacity],
+                subnets=self._subnets(capacity, types, pool.pool),
                 multinode=queue.several_nodes,
             )
         return pool.environments[key]
+
+    def _subnets(self, capacity: Capacity, types: Sequence[InstanceType], pool: Pool | None) -> Sequence[ec2.ISubnet]:
+        if pool is None:
+            return self._network.job_subnets
+        if capacity == "on-demand":
+            return self._network.on_demand_subnets(pool, types)
+        return self._network.subnets_offering(types)
 
     def _capacities(self, queue: Queue) -> tuple[Capacity, ...]:
         """Return a queue's capacities in Batch's order: only Spot if the stage limits the wait for Spot.
@@ -218,10 +244,7 @@ class ComputeStack(StageStack):
                 file_system=self._file_system,
                 reservation=pool.capacity_reservation,
             ),
-            subnets={
-                "spot": self._network.subnets_offering(pool.row),
-                "on-demand": self._network.on_demand_subnets(pool),
-            },
+            pool=pool,
             retiring=pool.id if retiring else None,
         )
 
@@ -241,7 +264,7 @@ class ComputeStack(StageStack):
                 ),
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
-            subnets={"spot": list(self._network.job_subnets)},
+            pool=None,
         )
 
     def _pool_scope(self, name: str, owner: TeamInstances | None) -> Construct:

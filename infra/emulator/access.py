@@ -30,6 +30,9 @@ from infra.emulator.credentials import NEXT_STEP, Credentials, random_letters
 HEALTH_PATH = "/trainyard/health"
 """Needs no credentials, because the response contains no secret and the request changes nothing."""
 
+METADATA = re.compile(r"/trainyard/instances/([^/]+)/latest/(api/token|meta-data/.+)")
+"""Paths of instances' metadata services, which need no credentials on EC2 either, and contain no secret here."""
+
 _HOST = re.compile(r"(?:(?:[a-z0-9_.-]+\.)?localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 """S3 clients may put the bucket first: `bucket.localhost`."""
 _SIGNED_WITH = re.compile(r"AWS4-\S+ .*?\bCredential=([^/,\s=]+)/|AWS ([^:\s]+):")
@@ -58,7 +61,7 @@ class Gate:
         if _is_cross_origin(environ, host):
             return Refusal("AccessDenied", "the emulator does not answer web pages")
         path = environ.get("PATH_INFO", "")
-        if path == HEALTH_PATH:
+        if path == HEALTH_PATH or METADATA.fullmatch(path):
             return None
         if path.startswith(("/trainyard/", "/moto-api")):
             return (

@@ -17,7 +17,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.wrappers import Response
 
 from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, s3
-from infra.emulator.access import HEALTH_PATH, Gate
+from infra.emulator.access import HEALTH_PATH, METADATA, Gate
 from infra.emulator.credentials import Credentials
 from infra.emulator.errors import record_error, record_exception, recorded_errors
 
@@ -28,6 +28,7 @@ _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
 _ENTER = re.compile(r"/trainyard/jobs/([^/]+)/enter")
 PATHS = (
     "GET /trainyard/health",
+    "GET /trainyard/instances/<id>/latest/meta-data/<path>",
     "POST /trainyard/jobs/<id>/reclaim",
     "POST /trainyard/jobs/<id>/enter",
     "POST /trainyard/events",
@@ -61,6 +62,8 @@ class Application:
     def _trainyard(self, method: str, path: str, environ: Mapping[str, Any]) -> Response:
         if (method, path) == ("GET", HEALTH_PATH):
             return _json(self.health())
+        if metadata := METADATA.fullmatch(path):
+            return _metadata(*metadata.groups())
         if (method, path) == ("POST", "/trainyard/events"):
             return _inject_event(_body(environ))
         reclaim = _RECLAIM.fullmatch(path)
@@ -120,6 +123,17 @@ def _sandboxed(start_response: StartResponse) -> StartResponse:
         return start_response(status, [*kept, (_POLICY, "sandbox")], *rest, **options)
 
     return start
+
+
+def _metadata(instance_id: str, path: str) -> Response:
+    """Answer like an instance's metadata service (EC2 user guide, "Use the Instance Metadata Service"), with any token.
+
+    It has no Spot notices: a reclaim happens on request, without notice.
+    """
+    answers = {"api/token": "token"}
+    answers |= {f"meta-data/{name}": value for name, value in (batch.instance_metadata(instance_id) or {}).items()}
+    found = answers.get(path)
+    return Response(found or "", status=404 if found is None else 200, mimetype="text/plain")
 
 
 def _enter(job_id: str, request: Any) -> Response:

@@ -127,8 +127,8 @@ def images_of_all_jobs(stage: Stage) -> list[str]:
 
 
 def row_of(stage: Stage, kind: JobKind) -> InstanceType:
-    """Return the instance type that jobs of a kind run on."""
-    return stage.row if kind.accelerated else stage.cpu_row
+    """Return the instance type that jobs of a kind run on: `Pool.job_row` if there are several."""
+    return stage.pool.job_row if kind.accelerated else stage.cpu_row
 
 
 class ImageBuild(Construct):
@@ -306,7 +306,7 @@ def image_releases(stage: Stage) -> list[tuple[str, str]]:
     """
     roots = [
         (stage.cpu_row.image, stage.cpu_software.name),
-        *((pool.row.image, pool.software.name) for pool in (stage.pool, *stage.retiring)),
+        *((pool.row.image, pool.software.name) for pool in stage.pools),
     ]
     return sorted({(image.name, release) for root, release in roots for image in with_descendants(root)})
 

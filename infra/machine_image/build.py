@@ -144,7 +144,7 @@ class MachineImageBuild(Construct):
             **content,
             name=self._name,
             # No schedule: it would cost hours of an instance, and change the AMI of jobs unexpectedly.
-            description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
+            description=f"Builds the AMI of {pool.row.name} and release {pool.software.name} on today's Ubuntu",
             distribution_configuration_arn=distribution_of_pipeline.attr_arn,
             image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(**_TESTS),
             logging_configuration=imagebuilder.CfnImagePipeline.PipelineLoggingConfigurationProperty(

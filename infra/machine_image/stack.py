@@ -32,7 +32,7 @@ from infra.stages.network_plan import has_interface_endpoints
 
 def built_pools(stage: Stage) -> list[Pool]:
     """Return the pools whose AMIs the stage builds itself."""
-    return [pool for pool in (stage.pool, *stage.retiring) if pool.builds_machine_image]
+    return [pool for pool in stage.pools if pool.builds_machine_image]
 
 
 class MachineImageStack(StageStack):

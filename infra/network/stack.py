@@ -202,14 +202,14 @@ class NetworkStack(StageStack):
             self._admit_multinode_containers(endpoint_group)
         self._export_always()
 
-    def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
-        """Return the subnets in zones that are known to offer the instance type, or all subnets if none is."""
-        return [self.job_subnets[index] for index in offering_indices(self.stage_row, row)] or list(self.job_subnets)
+    def subnets_offering(self, types: Sequence[InstanceType]) -> list[ec2.ISubnet]:
+        """Return the subnets in zones that are known to offer one of the types, or all subnets if none is."""
+        return [self.job_subnets[index] for index in offering_indices(self.stage_row, types)] or list(self.job_subnets)
 
-    def on_demand_subnets(self, pool: Pool) -> list[ec2.ISubnet]:
+    def on_demand_subnets(self, pool: Pool, types: Sequence[InstanceType]) -> list[ec2.ISubnet]:
         """Return the subnets of a pool's On-Demand instances: one if they run in reserved capacity."""
         reserved = reserved_subnet_index(self.stage_row, pool)
-        return self.subnets_offering(pool.row) if reserved is None else [self.job_subnets[reserved]]
+        return self.subnets_offering(types) if reserved is None else [self.job_subnets[reserved]]
 
     @property
     def availability_zones(self) -> list[str]:

@@ -76,7 +76,8 @@ class StageQueue:
     """The team whose jobs the queue takes, or None if teams share the queue."""
     retiring: str | None
     """Id of the pool if it is retiring."""
-    row: InstanceType
+    types: Sequence[InstanceType]
+    """Types of its instances."""
     arn: str
 
     @property
@@ -151,7 +152,7 @@ class EventFunctions:
         `log_group_name`: log group of boot logs.
         """
         path = parameter_path(self._stage.name)
-        rows = {queue.row.name: queue.row for queue in self._queues}
+        rows = {row.name: row for queue in self._queues for row in queue.types}
         function = self._function(
             "WatchInstances",
             "watch_instances",

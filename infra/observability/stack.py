@@ -56,12 +56,12 @@ class ObservabilityStack(StageStack):
                 queue=queue,
                 team=pool.instances.team,
                 retiring=pool.retiring,
-                row=pool.instances.row,
+                types=types,
                 arn=self._compute.published(
                     queue_parameter(queue.name, team=pool.instances.team, retiring=pool.retiring), reader=self
                 ),
             )
-            for queue, pool in self._compute.queues
+            for queue, pool, types in self._compute.queues
         ]
 
     def _successors(self) -> list[tuple[str, str]]:
@@ -160,7 +160,7 @@ class ObservabilityStack(StageStack):
             queues=[queue.label for queue in self._queues],
             instances=[
                 f"{name} {capacity}"
-                for name in dict.fromkeys(queue.row.name for queue in self._queues)
+                for name in dict.fromkeys(row.name for queue in self._queues for row in queue.types)
                 for capacity in ("spot", "on-demand")
             ],
             alarms=alarms,

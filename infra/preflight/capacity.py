@@ -31,7 +31,7 @@ def offers(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that the instance types of new jobs are offered in the region, in zones of the stage's subnets."""
     offered = _offered(account, INSTANCE_TYPES)
     zones = subnet_zones(account, stage)
-    for row in (stage.row, stage.cpu_row):
+    for row in (*stage.pool.rows, stage.cpu_row):
         yield _offer(account, stage, row, offered, zones)
     if stage.max_multinode_nodes and offered[stage.row.name]:
         yield _multinode_offer(account, stage, offered[stage.row.name], zones)
@@ -57,11 +57,9 @@ def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
         key = what.title().replace(" ", "")
         found = account.pages("batch", f"describe_{what.replace(' ', '_')}", key[0].lower() + key[1:])
         others = sum(item.get("tags", {}).get("trainyard:stage") != stage.name for item in found)
-        text = (
-            f"{stage.queue_count} {what} of this stage and {others} others; Batch allows {MAX_QUEUES} per account and "
-            "region"
-        )
-        if stage.queue_count + others <= MAX_QUEUES:
+        own = stage.queue_count if what == "job queues" else stage.environment_count
+        text = f"{own} {what} of this stage and {others} others; Batch allows {MAX_QUEUES} per account and region"
+        if own + others <= MAX_QUEUES:
             yield ok(BATCH, text)
         else:
             yield problem(
@@ -105,8 +103,8 @@ def _reservation_finding(found: Mapping[str, Any], stage: Stage, zones: list[str
     zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
     ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
     text = f"{configured.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
-    if found["InstanceType"] != stage.instance_type:
-        return problem(RESERVATION, f"{text}; the stage uses {stage.instance_type}", edit)
+    if found["InstanceType"] != stage.row.name:
+        return problem(RESERVATION, f"{text}; the stage uses {stage.row.name}", edit)
     if is_block != configured.is_block:
         return problem(RESERVATION, text, f"set is_block={is_block} in infra/settings.py")
     if zone not in zones:
@@ -146,7 +144,7 @@ def _offer(
             for name, offering_zones in offered.items()
             if offering_zones and (INSTANCE_TYPES[name].accelerator == "cpu") == (row.accelerator == "cpu")
         ]
-        setting = "cpu_instance_type" if row is stage.cpu_row else "instance_type"
+        setting = "cpu_instance_type" if row is stage.cpu_row else "instance_types"
         return problem(
             OFFER,
             f"EC2 offers {row.name} in no zone of {account.region}{withdrawn}",
@@ -191,21 +189,25 @@ def _needs(stage: Stage) -> dict[tuple[str | None, str], tuple[int, list[str]]]:
     Retiring pools count like the current one, because both may have their maximum number of instances at the same time.
     So do each team's own instances and those that teams share.
     """
-    rows = [(stage.row, ""), *((pool.row, f" of retiring pool {pool.id}") for pool in stage.retiring)]
+    labelled = [(stage.pool, ""), *((pool, f" of retiring pool {pool.id}") for pool in stage.retiring)]
     one_owner = len(stage.instance_owners) == 1
     owners = ["" if team is None or one_owner else f" of team {team.name}" for team in stage.instance_owners]
-    pools = [(row, pool + owner) for row, pool in rows for owner in owners]
-    on_demand_nodes = stage.max_on_demand_nodes + stage.max_multinode_nodes
+    pools = [(pool, label + owner) for pool, label in labelled for owner in owners]
     needs: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
-    for row, nodes, spot, owner in (
-        *((row, stage.max_nodes, True, owner) for row, owner in pools),
-        *((row, on_demand_nodes, False, owner) for row, owner in pools),
-        *((stage.cpu_row, stage.max_cpu_nodes, True, owner) for owner in owners),
+    for types, nodes, spot, of in (
+        *((types, stage.max_nodes, True, of) for pool, of in pools for types in pool.environments),
+        *(
+            (types, stage.max_on_demand_nodes + (0 if number else stage.max_multinode_nodes), False, of)
+            for pool, of in pools
+            for number, types in enumerate(pool.on_demand_environments)
+        ),
+        *(((stage.cpu_row,), stage.max_cpu_nodes, True, of) for of in owners),
     ):
         if nodes:
+            row = min(types, key=lambda row: row.vcpus)  # as the environment's maxvCpus
             key = (row.spot_quota_code, "Spot") if spot else (row.on_demand_quota_code, "On-Demand")
             vcpus, uses = needs.get(key, (0, []))
-            needs[key] = vcpus + nodes * row.vcpus, [*uses, f"{nodes} x {row.name}{owner}"]
+            needs[key] = vcpus + nodes * row.vcpus, [*uses, f"{nodes} x {row.name}{of}"]
     return needs
 
 

@@ -39,7 +39,7 @@ def ami_sources(stage: Stage) -> dict[str, str]:
     found = {
         pool.id: pool.machine_image
         or (machine_image_parameter(stage, pool) if pool.builds_machine_image else _ECS_PARAMETERS[pool.row.image_type])
-        for pool in (stage.pool, *stage.retiring)
+        for pool in stage.pools
     }
     found[stage.cpu_pool_id] = stage.cpu_machine_image or _ECS_PARAMETERS[stage.cpu_row.image_type]
     return {pool: source.removeprefix("ssm:") for pool, source in found.items()}

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import __file__ as dataclasses_file
 from dataclasses import fields
 from types import FrameType
@@ -23,6 +23,8 @@ from infra.stages.network_plan import (
     zone_ids,
 )
 from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.core.instance_types import InstanceType
+from jobs.core.queues import MAX_QUEUE_ENVIRONMENTS
 from jobs.core.stage import SHARED_PREFIX, share_identifier
 from jobs.core.words import printable
 
@@ -165,10 +167,14 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
         if team.share != Team.share and not team.shares_instances:
             yield f"team '{team.name}': share: only affects teams that share instances; also set shares_instances=True"
     owners = len(stage.instance_owners)
-    if stage.queue_count > MAX_QUEUES:
+    try:
+        most = max(stage.queue_count, stage.environment_count)
+    except UsageError:  # an unknown instance type, which is reported as such
+        return
+    if most > MAX_QUEUES:
         yield (
             f"teams: Batch allows {MAX_QUEUES} queues and as many compute environments per account and region; this "
-            f"stage has {owners} x {stage.queue_count // owners}: one set per team with its own instances, and one for "
+            f"stage has {owners} x {most // owners}: one set per team with its own instances, and one for "
             "all teams that share. Set shares_instances=True for more teams, or move some to another account or region"
         )
 
@@ -179,10 +185,14 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
             yield f"cpu_instance_type: must be a type without an accelerator, not '{stage.cpu_instance_type}'"
     except UsageError as error:
         yield f"cpu_instance_type: {error}"
+    if not all(pool.instance_types for pool in stage.pools):
+        return  # the limits of single values report it
     try:
-        _ = stage.row
+        mixed = list(_pool_mistakes(stage, stage.pool))
     except UsageError as error:
-        yield f"instance_type: {error}"
+        mixed = [str(error)]
+    if mixed:
+        yield from (f"instance_types: {mistake}" for mistake in mixed)
         return
     try:
         _ = stage.pool.software
@@ -191,17 +201,19 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         return
     yield from _machine_image_mistakes(stage, stage.pool, "machine_image")
     for team, limit in stage.hourly_limits.items():
-        if limit < stage.row.spot_usd_per_hour:
+        dearest = max(stage.pool.rows, key=lambda row: row.spot_usd_per_hour)
+        if limit < dearest.spot_usd_per_hour:
             owner = f"team '{team}': " if team else ""
             yield (
-                f"{owner}max_usd_per_hour: must be at least {stage.row.spot_usd_per_hour:g}, the price of one "
-                f"{stage.row.name} on Spot, not {limit:g}"
+                f"{owner}max_usd_per_hour: must be at least {dearest.spot_usd_per_hour:g}, the price of one "
+                f"{dearest.name} on Spot, not {limit:g}"
             )
     if stage.capacity_reservation is not None and not stage.max_on_demand_nodes + stage.max_multinode_nodes:
         yield "capacity_reservation: only On-Demand instances use it; set max_on_demand_nodes or max_multinode_nodes"
     ids = [stage.pool.id]
     for pool in stage.retiring:
         try:
+            yield from (f"retiring: instance_types: {mistake}" for mistake in _pool_mistakes(stage, pool))
             ids.append(pool.id)
         except (ConfigurationError, UsageError) as error:
             yield f"retiring: {error}"
@@ -217,6 +229,38 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield from _reservation_mistakes(stage, stage.pool, "capacity_reservation")
         for pool in stage.retiring:
             yield from _reservation_mistakes(stage, pool, "retiring: capacity_reservation")
+
+
+_SHARED: dict[str, Callable[[InstanceType], object]] = {
+    "image": lambda row: row.image,
+    "AMI family": lambda row: row.image_type,
+    "number of cards": lambda row: row.accelerators,
+    # Batch counts GPUs. Jobs on other instances fill them by vCPUs.
+    "number of vCPUs": lambda row: None if row.gpus else row.vcpus,
+    "local disks": lambda row: "some" if row.nvme_disks else "none",
+    "huge pages": lambda row: row.huge_pages,
+}
+"""What all types of a pool must have in common: its jobs have one definition, its instances one AMI and user data."""
+
+
+def _pool_mistakes(stage: Stage, pool: Pool) -> Iterator[str]:
+    """Yield why a pool's types cannot share it. Raises UsageError for an unknown type."""
+    first, *others = pool.rows
+    for row in others:
+        for name, value in _SHARED.items():
+            if value(row) != value(first):
+                yield (
+                    f"{first.name} and {row.name} cannot share a pool, whose types need the same {name}, not "
+                    f"{value(first)} and {value(row)}"
+                )
+                break
+    falls_back = bool(stage.max_on_demand_nodes) and stage.spot_wait_hours is None
+    if (count := len(pool.environments) + falls_back) > MAX_QUEUE_ENVIRONMENTS:
+        yield (
+            f"a queue tries at most {MAX_QUEUE_ENVIRONMENTS} compute environments, not {count}: one per card"
+            f"{' and one of On-Demand instances, which spot_wait_hours would leave out' if falls_back else ''}; "
+            "list types of the same card one after the other, or fewer cards"
+        )
 
 
 def _default_group_mistakes(stage: Stage) -> Iterator[str]:
@@ -263,7 +307,7 @@ def _zone_mistakes(stage: Stage) -> Iterator[str]:
     enabled = [name for name, limit in limits.items() if limit]
     if not enabled or stage.vpc is not None or zone_ids(stage):
         return
-    name = stage.instance_type
+    name = stage.instance_types[0]
     regions = [] if stage.region else [f"'{region}'" for region in stage.row.zone_ids]
     choices = [f"region={' or '.join(regions)}"] if regions else []
     choices.append(

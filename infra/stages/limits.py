@@ -94,6 +94,11 @@ TeamName = Annotated[
 ImageTag = Annotated[
     str, matches(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "at most 128 letters, digits, '_', '.' and '-'")
 ]
+InstanceTypes = Annotated[
+    tuple[str, ...],
+    require(bool, "at least one is needed"),
+    distinct("lists a type twice"),
+]
 MachineImage = Annotated[str, matches(r"ami-[0-9a-f]{8,17}|ssm:/[A-Za-z0-9._/-]+", "'ami-…' or 'ssm:/…'")]
 DeviceName = Annotated[str, matches(r"/dev/\w+", "a device such as '/dev/sda1'")]
 PolicyName = Annotated[str, matches(r"[\w+=,.@-]{1,128}", "a managed policy's name, without its ARN")]

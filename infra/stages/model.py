@@ -1,12 +1,13 @@
 """The fields of a stage and its teams: purpose, default, and the type that limits each value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ConfigDict
 
 from infra.stages import limits
 from jobs.core.images import Release, release_for
 from jobs.core.instance_types import InstanceType, instance_type
+from jobs.core.queues import environments
 
 _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
 """How infra/stages/checks.py validates rows: it converts no value, and also validates nested dataclass instances."""
@@ -56,7 +57,7 @@ class CapacityReservation:
 
     target: limits.ReservationTarget
     """Id (`cr-…`) of an On-Demand Capacity Reservation or a Capacity Block, or ARN of a resource group of reservations.
-    The capacity must be of the pool's instance type."""
+    The capacity must be of the pool's first instance type."""
     zone_id: limits.ZoneId | None = None
     """Zone of the capacity, by id (`use1-az2`), for a `cr-…` if the stage has several zones. On-Demand instances start
     only in this zone, which must be in `availability_zone_ids` if zones are set or unknown. To find the zone: `aws ec2
@@ -71,14 +72,14 @@ class CapacityReservation:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A pool of accelerator instances: one instance type, and the software release of their driver and images."""
+    """A pool of accelerator instances: their types, and the software release of their driver and images."""
 
     __pydantic_config__ = _CHECKED
 
-    instance_type: str
-    """A row of jobs/core/instance_types.json."""
+    instance_types: limits.InstanceTypes
+    """Rows of jobs/core/instance_types.json; see `Stage.instance_types`."""
     release: str | None = None
-    """A row of images/releases.toml for the instance type's image. Defaults to that image's default release."""
+    """A row of images/releases.toml for the instance types' image. Defaults to that image's default release."""
     machine_image: limits.MachineImage | None = None
     """AMI of the pool's instances; see `Stage.machine_image`."""
     root_device_name: limits.DeviceName | None = None
@@ -87,9 +88,32 @@ class Pool:
     """Reserved capacity of the pool; see `Stage.capacity_reservation`."""
 
     @property
+    def rows(self) -> tuple[InstanceType, ...]:
+        """Return the rows of the pool's instance types. Raises UsageError if one has none."""
+        return tuple(map(instance_type, self.instance_types))
+
+    @property
     def row(self) -> InstanceType:
-        """Return the row of the pool's instance type. Raises UsageError if there is none."""
-        return instance_type(self.instance_type)
+        """Return the row of the first type, for what all types have in common. Raises UsageError if there is none."""
+        return self.rows[0]
+
+    @property
+    def job_row(self) -> InstanceType:
+        """Return the first row with the vCPUs and memory that every type has: what a job may ask for."""
+        rows = self.rows
+        return replace(
+            rows[0], vcpus=min(row.vcpus for row in rows), job_memory_mib=min(row.job_memory_mib for row in rows)
+        )
+
+    @property
+    def environments(self) -> list[tuple[InstanceType, ...]]:
+        """Return the types of each compute environment, in the order in which Batch tries them."""
+        return environments(self.rows)
+
+    @property
+    def on_demand_environments(self) -> list[tuple[InstanceType, ...]]:
+        """Return the same for On-Demand instances: only the first type if it is reserved."""
+        return [self.rows[:1]] if self.capacity_reservation else self.environments
 
     @property
     def software(self) -> Release:
@@ -98,7 +122,8 @@ class Pool:
         Raises ConfigurationError if the release does not support the accelerators, UsageError if there is no such
         release.
         """
-        return release_for(self.row, self.release)
+        found, *_ = [release_for(row, self.release) for row in self.rows]
+        return found
 
     @property
     def builds_machine_image(self) -> bool:
@@ -107,8 +132,8 @@ class Pool:
 
     @property
     def id(self) -> str:
-        """Return the id in the pool's resource names. Another type or release gets new resources."""
-        return f"{self.instance_type}-{self.software.name}".replace(".", "-")
+        """Return the id in the pool's resource names. Another first type or release gets new resources."""
+        return f"{self.instance_types[0]}-{self.software.name}".replace(".", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +262,15 @@ class Stage:
     """Qualifier of the CDK bootstrap that deploys the stacks (`cdk bootstrap --qualifier`). Default: the CDK's own."""
 
     # Instances, software and AMIs
-    instance_type: str = "dl1.24xlarge"
-    """Instance type of accelerated jobs: a row of jobs/core/instance_types.json."""
+    instance_types: limits.InstanceTypes = ("dl1.24xlarge",)
+    """Instance types of accelerated jobs, in the order in which Batch tries them: rows of
+    jobs/core/instance_types.json with the same image and number of cards. A job asks for the vCPUs and memory of the
+    smallest.
+
+    Neighbours with the same card share a compute environment, in which Batch picks the type by price and capacity. Each
+    other card has a separate environment, which Batch tries when those before it have no capacity; a queue has at most
+    three. Jobs whose nodes start together, and reserved capacity, use the first type only.
+    """
     cpu_instance_type: str = "m6i.4xlarge"
     """Instance type of corpus and tokenizer jobs: a row of jobs/core/instance_types.json without an accelerator."""
     release: str | None = None
@@ -285,19 +317,19 @@ class Stage:
 
     # Capacity limits
     max_nodes: limits.NodesAtLeastOne = 2
-    """Maximum number of accelerator Spot instances per team (together for teams that share instances). Batch may exceed
-    it by one instance."""
+    """Maximum number of accelerator Spot instances per team (together for teams that share instances), and per card if
+    `instance_types` has several. Batch may exceed it by one instance."""
     max_on_demand_nodes: limits.Nodes = 0
-    """Maximum number of On-Demand accelerator instances per team: for jobs that find no Spot capacity, were reclaimed
-    too often, or ask for On-Demand in their spec. With 0, the stage has no On-Demand capacity."""
+    """Maximum number of On-Demand accelerator instances per team and card: for jobs that find no Spot capacity, were
+    reclaimed too often, or ask for On-Demand in their spec. With 0, the stage has no On-Demand capacity."""
     max_multinode_nodes: limits.Nodes = 0
     """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together. With
     0, there are no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
     """Maximum number of CPU instances per team (together for teams that share instances)."""
     capacity_reservation: CapacityReservation | None = None
-    """Reserved capacity for On-Demand instances. When it is used up, jobs wait. By default, On-Demand instances
-    take any capacity that EC2 has."""
+    """Reserved capacity of the first of `instance_types`, for On-Demand instances. When it is used up, jobs wait. By
+    default, On-Demand instances take any capacity that EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
     """Number of Spot reclaims after which a job moves to On-Demand, if the stage has On-Demand capacity."""
     spot_wait_hours: limits.SpotWaitHours | None = None
@@ -395,9 +427,26 @@ class Stage:
 
     @property
     def queue_count(self) -> int:
-        """Return the number of job queues of the stage, which is also its number of compute environments."""
-        queues_per_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
-        return len(self.instance_owners) * (1 + (1 + len(self.retiring)) * queues_per_pool)
+        """Return the number of job queues of the stage."""
+        of_every_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
+        queues = [of_every_pool + len(pool.environments[1:] and pool.environments) for pool in self.pools]
+        return len(self.instance_owners) * (1 + sum(queues))
+
+    @property
+    def environment_count(self) -> int:
+        """Return the number of compute environments of the stage."""
+        found = [
+            len(pool.environments)
+            + len(pool.on_demand_environments) * bool(self.max_on_demand_nodes)
+            + bool(self.max_multinode_nodes)
+            for pool in self.pools
+        ]
+        return len(self.instance_owners) * (1 + sum(found))
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Return the pool of new jobs, and those that retire."""
+        return (self.pool, *self.retiring)
 
     @property
     def bootstrap_options(self) -> list[str]:
@@ -411,7 +460,7 @@ class Stage:
     def pool(self) -> Pool:
         """Return the pool of new jobs."""
         return Pool(
-            instance_type=self.instance_type,
+            instance_types=self.instance_types,
             release=self.release,
             machine_image=self.machine_image,
             capacity_reservation=self.capacity_reservation,
@@ -434,8 +483,8 @@ class Stage:
 
     @property
     def row(self) -> InstanceType:
-        """Return the row of the accelerator instance type. Raises UsageError if there is none."""
-        return instance_type(self.instance_type)
+        """Return the row of the first accelerator instance type. Raises UsageError if there is none."""
+        return self.pool.row
 
     @property
     def cpu_row(self) -> InstanceType:

@@ -3,6 +3,8 @@
 The network stack and the preflight use this module. The preflight must not load the CDK.
 """
 
+from collections.abc import Sequence
+
 from infra.stages import Pool, Stage
 from jobs.core.instance_types import InstanceType
 
@@ -35,18 +37,17 @@ def zone_ids(stage: Stage) -> tuple[str, ...]:
     if stage.availability_zone_ids:
         return stage.availability_zone_ids
     # Include the zones of retiring pools, because their instances run there.
-    pools = (stage.pool, *stage.retiring)
-    offering = [zone for pool in pools for zone in pool.row.zone_ids.get(stage.region or "", ())]
+    offering = [zone for pool in stage.pools for row in pool.rows for zone in row.zone_ids.get(stage.region or "", ())]
     # Last, so that they move no subnet. Never alone, because then they would replace the first two zones.
-    reserved = [pool.capacity_reservation.zone_id for pool in pools if offering and pool.capacity_reservation]
+    reserved = [pool.capacity_reservation.zone_id for pool in stage.pools if offering and pool.capacity_reservation]
     return tuple(dict.fromkeys((*offering, *filter(None, reserved))))
 
 
-def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
-    """Return the indices of the stage's subnets in zones known to offer the type; empty if none is known."""
+def offering_indices(stage: Stage, types: Sequence[InstanceType]) -> list[int]:
+    """Return the indices of the stage's subnets in zones known to offer one of the types; empty if none is known."""
     if stage.vpc is not None:
         return []
-    known = row.zone_ids.get(stage.region or "", ())
+    known = [zone for row in types for zone in row.zone_ids.get(stage.region or "", ())]
     return [index for index, zone in enumerate(zone_ids(stage)) if zone in known]
 
 
@@ -68,7 +69,7 @@ def reserved_subnet_index(stage: Stage, pool: Pool) -> int | None:
 
 def multinode_subnet_index(stage: Stage) -> int:
     """Return the index of the subnet for multi-node jobs and FSx: EFA and placement groups cannot span zones."""
-    return next(iter(offering_indices(stage, stage.row)), 0)
+    return next(iter(offering_indices(stage, [stage.row])), 0)
 
 
 def egress_ports(stage: Stage) -> dict[tuple[str, int], str]:
@@ -81,8 +82,7 @@ def egress_ports(stage: Stage) -> dict[tuple[str, int], str]:
 
 def uses_default_security_group(stage: Stage) -> bool:
     """Return whether containers of the stage's jobs are in the VPC's default group; see infra/network/stack.py."""
-    pools = (stage.pool, *stage.retiring)
-    return bool(stage.max_multinode_nodes) and any(pool.row.efa_cards for pool in pools)
+    return bool(stage.max_multinode_nodes) and any(pool.row.efa_cards for pool in stage.pools)
 
 
 def endpoint_zone_count(stage: Stage) -> int | None:

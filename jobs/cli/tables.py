@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.cli.terminal import print_text
+from jobs.core.queues import types_text
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
 from jobs.core.words import (
@@ -170,11 +171,9 @@ def state(job: Job) -> Text:
 
 def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
     """Return a plan in detail: instances, price, limits, budget, code, notes."""
-    row = plan.instance_type
     ranks = counted(plan.nproc_per_node, "rank")
-    nodes = f"{plan.nnodes} x {row.name}, {ranks}{' each' if plan.nnodes > 1 else ''}"
-    if plan.sweep is not None:
-        nodes = f"{plan.instances} x {row.name}, {ranks} each"
+    each = " each" if plan.sweep or plan.nnodes > 1 else ""
+    nodes = f"{plan.instances} x {types_text(plan.instance_types)}, {ranks}{each}"
     return Pairs(
         [
             ("run", plan.run_id),
@@ -271,6 +270,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "queue": plan.queue,
         "capacity": plan.capacity,
         "instance_type": plan.instance_type.name,
+        "instance_types": [row.name for row in plan.instance_types],
         "nnodes": plan.nnodes,
         "nproc_per_node": plan.nproc_per_node,
         "on_demand_usd_per_hour": plan.on_demand_usd_per_hour,

@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http.client import HTTPException
@@ -74,6 +74,9 @@ class InstanceMetadata:
         """
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in CAPACITY_NAMES if capacity == found), None)
+
+    def instance_type(self) -> str | None:
+        return self._text("instance-type")
 
     def zone(self) -> str | None:
         return self._text("placement/availability-zone")
@@ -133,6 +136,16 @@ def billed_capacity(asked: Capacity | None, environment: Mapping[str, str], *, o
         return asked
     metadata = InstanceMetadata.of(environment, on_instance=on_instance)
     return (metadata.capacity() if metadata is not None else None) or asked
+
+
+def found_type(planned: Sequence[str], environment: Mapping[str, str], *, on_instance: bool) -> str:
+    """Return which of the planned instance types this instance has: the first if it does not report one of them.
+
+    Asks only if several types are planned, and up to three times, because costs depend on it.
+    """
+    metadata = InstanceMetadata.of(environment, on_instance=on_instance) if len(planned) > 1 else None
+    answers = (metadata.instance_type() for _ in range(3)) if metadata is not None else iter(())
+    return next((found for found in answers if found is not None and found in planned), planned[0])
 
 
 def zone(environment: Mapping[str, str], *, on_instance: bool) -> str | None:

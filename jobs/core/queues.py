@@ -3,9 +3,13 @@
 To add a queue, add a row. A stage has the queues for which its settings allow capacity.
 """
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from jobs.core.instance_types import InstanceType
 
 Capacity = Literal["spot", "on-demand"]
 
@@ -69,6 +73,41 @@ _ROWS = (
 )
 
 QUEUES = {row.name: row for row in _ROWS}
+
+MAX_QUEUE_ENVIRONMENTS = 3
+"""Maximum number of compute environments of a queue (API reference of CreateJobQueue, `computeEnvironmentOrder`)."""
+
+
+def environments(types: Sequence[InstanceType]) -> list[tuple[InstanceType, ...]]:
+    """Divide a pool's instance types, in their order, into compute environments.
+
+    Neighbours with the same card share an environment, in which Batch picks the type by price and capacity.
+    """
+    by_card = itertools.groupby(types, key=lambda row: (row.card_model, row.card_memory_mib))
+    return [tuple(rows) for _, rows in by_card]
+
+
+def types_text(types: Sequence[InstanceType]) -> str:
+    """Return instance types in the order in which Batch tries them: `g6e.xlarge, else g5.xlarge or g5.4xlarge`."""
+    return ", else ".join(" or ".join(row.name for row in group) for group in environments(types))
+
+
+def queues_of(types: Sequence[InstanceType]) -> list[tuple[Queue, tuple[InstanceType, ...]]]:
+    """Return the queues that a pool of accelerator instances may have, with the types of their instances.
+
+    A pool of several environments also has a Spot queue for each: `spot-<its first type>`.
+    """
+    groups = environments(types)
+    found = [
+        (queue, tuple(types[:1]) if queue.several_nodes else tuple(types))
+        for queue in QUEUES.values()
+        if queue.accelerated
+    ]
+    if len(groups) > 1:
+        found += [
+            (Queue(name=f"{SPOT}-{group[0].name}", accelerated=True, capacities=("spot",)), group) for group in groups
+        ]
+    return found
 
 
 def team_queue_name(name: str, team: str) -> str:

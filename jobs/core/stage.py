@@ -21,7 +21,8 @@ DEFAULT_TEAM = "research"
 DATA_BUCKET = "bucket/data"
 RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
-INSTANCE_TYPE = "instance-type"
+INSTANCE_TYPES = "instance-type"
+"""Types of the accelerator pool, separated by spaces."""
 CPU_INSTANCE_TYPE = "cpu-instance-type"
 IMAGES = "images"
 """Names of the images that new jobs run in, separated by spaces."""
@@ -161,7 +162,8 @@ class DeployedStage:
     data_bucket: str
     run_bucket: str
     log_group: str
-    instance_type: InstanceType
+    instance_types: tuple[InstanceType, ...]
+    """Types of the accelerator pool, in the order in which Batch tries them."""
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
     """ARN by queue name: `spot` for a shared queue, `spot@<team>` for a team's. A retiring pool's queue ends with
@@ -220,7 +222,7 @@ class DeployedStage:
         ConfigurationError if a parameter is missing: the stage is not deployed, or another version deployed it.
         """
         missing = [
-            key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
+            key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPES, CPU_INSTANCE_TYPE) if key not in values
         ]
         if missing:
             emulated = emulated_processes is not None
@@ -234,7 +236,7 @@ class DeployedStage:
             data_bucket=values[DATA_BUCKET],
             run_bucket=values[RUN_BUCKET],
             log_group=values[LOG_GROUP],
-            instance_type=instance_type(values[INSTANCE_TYPE]),
+            instance_types=tuple(map(instance_type, values[INSTANCE_TYPES].split())),
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
             queues={"/".join(rest): value for rest, value in _below("queue", values)}
             | {team_queue_name("/".join(rest), team): value for (team, *rest), value in _below("team-queue", values)},
@@ -262,8 +264,13 @@ class DeployedStage:
             emulated_processes=emulated_processes,
         )
 
+    @property
+    def instance_type(self) -> InstanceType:
+        """Return the first type of the accelerator pool, for what all its types have in common."""
+        return self.instance_types[0]
+
     def row_of(self, *, accelerated: bool) -> InstanceType:
-        """Return the instance type of accelerated jobs, or of jobs on CPUs."""
+        """Return the first instance type of accelerated jobs, or the one of jobs on CPUs."""
         return self.instance_type if accelerated else self.cpu_instance_type
 
     def queue(self, name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import NotFoundError
+from jobs.core.instance_types import instance_type
 from jobs.core.run import is_run_id
 from jobs.core.stage import DeployedStage, parameter_path
 from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
@@ -42,11 +43,13 @@ def room_of(aws: Aws, stage: DeployedStage, placement: Placement) -> int:
     [described] = aws.batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
     names = [item["computeEnvironment"] for item in described["computeEnvironmentOrder"]]
     environments = aws.batch.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
-    return sum(
-        item["computeResources"]["maxvCpus"] // placement.instance_type.vcpus
-        for item in environments
-        if item["state"] == "ENABLED"
-    )
+    return sum(most_nodes(item) for item in environments if item["state"] == "ENABLED")
+
+
+def most_nodes(environment: Mapping[str, Any]) -> int:
+    """Return how many instances a compute environment allows: its vCPUs are those of its smallest type."""
+    resources = environment["computeResources"]
+    return int(resources["maxvCpus"] // min(instance_type(name).vcpus for name in resources["instanceTypes"]))
 
 
 def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:

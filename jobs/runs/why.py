@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
-from jobs.core.instance_types import InstanceType
-from jobs.core.queues import owner_of_queue
+from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.core.queues import owner_of_queue, types_text
 from jobs.core.stage import BudgetStop, DeployedStage, deploy_command, share_identifier
+from jobs.runs.batch import most_nodes
 from jobs.runs.job import Job
 from jobs.spec.submit_job import SCHEDULING_PRIORITY
 
@@ -53,7 +54,8 @@ class Facts:
     """Compute environments, in the order in which the queue tries them."""
     running: tuple[Mapping[str, Any], ...]
     """Summaries of the queue's jobs that have instances, or of their nodes if those start separately."""
-    row: InstanceType
+    types: tuple[InstanceType, ...]
+    """Types of the environments' instances, in the order in which Batch tries them."""
     nnodes: int
     waiting_nodes: int
     """Nodes that have no instance yet."""
@@ -69,6 +71,10 @@ class Facts:
     """Set if the stage has used up its budget."""
     hourly_stop: str | None = None
     """Why no instance starts, if the stage or the queue's team has reached its hourly limit."""
+
+    @property
+    def names(self) -> str:
+        return types_text(self.types)
 
 
 def is_waiting(job: Job) -> bool:
@@ -124,14 +130,13 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
     # A sweep's workers start whenever there is room; they need not run at the same time.
     nnodes = 1 if job.points else sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
     environments = tuple(by_arn[name] for name in names if name in by_arn)
-    types = {name for item in environments for name in item.get("computeResources", {}).get("instanceTypes", [])}
-    rows = (stage.instance_type, stage.cpu_instance_type)
+    types = dict.fromkeys(name for item in environments for name in _types(item))
     return Facts(
         detail=detail,
         queue=queue,
         environments=environments,
         running=tuple(running),
-        row=next((row for row in rows if row.name in types), stage.instance_type),
+        types=tuple(INSTANCE_TYPES[name] for name in types if name in INSTANCE_TYPES),
         nnodes=nnodes,
         waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
         deploy_command=deploy_command(stage.name, emulated=aws.emulated),
@@ -249,15 +254,15 @@ def _instance_limit(facts: Facts) -> Iterator[Finding]:
     if not enabled:
         return  # a stop or a person disabled all, as _environments reports; the limit does not matter
     used = sum(item.get("nodeProperties", {}).get("numNodes", 1) for item in facts.running)
-    most = sum(item["computeResources"]["maxvCpus"] // facts.row.vcpus for item in enabled)
-    counted = f"{used} of at most {most} instances of {facts.row.name} are in use"
+    most = sum(map(most_nodes, enabled))
+    counted = f"{used} of at most {most} instances of {facts.names} are in use"
     if used + facts.waiting_nodes <= most:
         yield Finding(verdict="fine", about="instance limit", text=counted)
         return
     shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
     by_team = ", ".join(f"{facts.teams.get(share, share) or 'no team'} {n}" for share, n in shares.most_common())
     if facts.nnodes > most:
-        text = f"the job needs {facts.nnodes} instances of {facts.row.name}, but the stage allows {most}"
+        text = f"the job needs {facts.nnodes} instances of {facts.names}, but the stage allows {most}"
     else:
         text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
     limit = "raise the limit in infra/settings.py (max_nodes and similar)"
@@ -301,29 +306,31 @@ def _availability(aws: Aws, facts: Facts) -> Iterator[Finding]:
     offered = {
         item["Location"]
         for page in aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
-            LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": [facts.row.name]}]
+            LocationType="availability-zone-id",
+            Filters=[{"Name": "instance-type", "Values": [row.name for row in facts.types]}],
         )
         for item in page["InstanceTypeOfferings"]
     }
     here = ", ".join(sorted(zones))
     if not offered:
-        text = f"EC2 does not offer {facts.row.name} in this region"
-        next_step = "python -m infra.preflight lists what it offers; then set instance_type in infra/settings.py"
+        text = f"EC2 does not offer {facts.names} in this region"
+        next_step = "python -m infra.preflight lists what it offers; then set instance_types in infra/settings.py"
         yield Finding(verdict="cause", about="EC2 availability", text=text, next_step=next_step)
     elif not zones & offered:
-        text = f"EC2 offers {facts.row.name} in {', '.join(sorted(offered))}; the stage's subnets are in {here}"
+        text = f"EC2 offers {facts.names} in {', '.join(sorted(offered))}; the stage's subnets are in {here}"
         next_step = "set availability_zone_ids in infra/settings.py"
         yield Finding(verdict="cause", about="EC2 availability", text=text, next_step=next_step)
     else:
-        text = f"EC2 offers {facts.row.name} in {', '.join(sorted(zones & offered))}"
+        text = f"EC2 offers {facts.names} in {', '.join(sorted(zones & offered))}"
         yield Finding(verdict="fine", about="EC2 availability", text=text)
 
 
 def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
-    needed = facts.nnodes * facts.row.vcpus
     for item in facts.environments:
         spot = "SPOT" in item["computeResources"]["type"]
-        code = facts.row.spot_quota_code if spot else facts.row.on_demand_quota_code
+        row = min((row for row in facts.types if row.name in _types(item)), key=lambda row: row.vcpus)
+        needed = facts.nnodes * row.vcpus
+        code = row.spot_quota_code if spot else row.on_demand_quota_code
         if code is None:
             text = f"the code of the quota is not known; the job needs {needed} vCPUs"
             yield Finding(verdict="unknown", about=f"{_kind(item)} quota", text=text)
@@ -343,7 +350,7 @@ def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
 
 def _no_instance_yet(facts: Facts) -> Finding:
     kinds = " and ".join(dict.fromkeys(_kind(item) for item in facts.environments))
-    text = f"nothing blocks the job: EC2 has not provided {kinds} instances of {facts.row.name} yet"
+    text = f"nothing blocks the job: EC2 has not provided {kinds} instances of {facts.names} yet"
     if facts.nnodes > 1:
         text += f", for {facts.waiting_nodes} of its {facts.nnodes} nodes"
     next_step = "wait: an instance takes minutes if there is capacity, and Spot sometimes has none"
@@ -357,6 +364,10 @@ def _reason(record: str) -> str:
         return str(json.loads(record)["reason"])
     except (ValueError, KeyError, TypeError):
         return "their instances started and never joined"
+
+
+def _types(environment: Mapping[str, Any]) -> list[str]:
+    return environment["computeResources"].get("instanceTypes") or []
 
 
 def _kind(environment: Mapping[str, Any]) -> str:

@@ -140,6 +140,9 @@ class _Instance(Strict):
 
     instance_type: str
     """EC2 instance type whose price the receipt uses."""
+    other_instance_types: dict[str, float | None] | None = None
+    """Other types on which the job may start, each with EC2's price of one Spot instance for one hour in US dollars, or
+    null for the recorded price. The launcher asks the instance which type it has. Default: none."""
     nproc_per_node: int = Field(ge=1)
     """Number of ranks on this node."""
     capacity: Capacity | None = None
@@ -170,6 +173,18 @@ class LauncherOptions(Limits, _Instance):  # the fields of the last base come fi
     """Name of a file in the run's folder with the kind's arguments. Default: the arguments are flags."""
     allow_changes: Annotated[bool, Switch()] = False
     """Resume a checkpoint even if it was saved with other arguments."""
+
+    @property
+    def planned_types(self) -> list[str]:
+        """Return all instance types on which the job may start, the expected one first."""
+        return [self.instance_type, *(self.other_instance_types or {})]
+
+    def on(self, found: str) -> "LauncherOptions":
+        """Return the options for the planned type that was found."""
+        update: dict[str, object] = {"other_instance_types": None}
+        if found != self.instance_type:
+            update |= {"instance_type": found, "spot_usd_per_hour": (self.other_instance_types or {})[found]}
+        return self.model_copy(update=update)
 
     def to_flags(self) -> list[str]:
         """Return the options that differ from the defaults as flags."""

@@ -67,7 +67,9 @@ ROWS: Sequence[tuple[str, str, str]] = (
     ("output_dir overwrite_output_dir logging_dir", "", "trainyard fetch RUN downloads the results"),
     ("resume_from_checkpoint", "", "a run resumes by itself, and trainyard resume RUN continues an ended one"),
     ("do_train do_eval do_predict", "", "the kind of job determines this"),
-    ("instance_type", "", "the stage determines the instance type"),
+    ("instance_type", "resources.instance_types", "a list, of the stage's types"),
+    ("gpu_type accelerators accelerator", "resources.gpu", "EC2's name of the card: L40S"),
+    ("gpu_memory", "resources.gpu_memory_gib", ""),
 )
 """By other names, separated by spaces: our key, and what differs. No key: there is nothing to set. If several rows have
 a name, the first whose key the kind has applies."""

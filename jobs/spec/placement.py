@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jobs.core.errors import UsageError, raise_all
 from jobs.core.instance_types import InstanceType
-from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue
+from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue, environments, queues_of, types_text
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted
 from jobs.spec.spec import JobSpec
@@ -17,7 +17,8 @@ from jobs.spec.spec import JobSpec
 class Placement:
     """The instances, queue and ranks of a job, and why."""
 
-    instance_type: InstanceType
+    instance_types: tuple[InstanceType, ...]
+    """Types on which Batch may start the job, in its order."""
     queue: Queue
     queue_name: str
     """Name of the queue in the stage: the team's own queue, or a shared one."""
@@ -31,6 +32,11 @@ class Placement:
     nproc_per_node: int
     nproc_per_node_on_aws: int
     """nproc_per_node, unless the emulator reduces it because this machine is too small."""
+
+    @property
+    def instance_type(self) -> InstanceType:
+        """Return the first type, for what all types have in common, and for the expected price."""
+        return self.instance_types[0]
 
     @property
     def world_sizes(self) -> list[int]:
@@ -49,7 +55,8 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
         errors.append(error)
         spec = with_known_team(spec, stage)
     try:
-        queue, queue_reason = _choose_queue(spec, stage, row)
+        queue, types, queue_reason = _choose_queue(spec, stage)
+        row = types[0]
     except UsageError as error:
         errors.append(error)
     try:
@@ -64,7 +71,7 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
         accelerator = "auto"
         accelerator_reason = f"the emulator runs jobs on this machine; on AWS: {row.accelerator} of {row.name}"
     return Placement(
-        instance_type=row,
+        instance_types=types,
         queue=queue,
         queue_name=stage.queue_of(spec.team, queue.name),
         queue_reason=queue_reason,
@@ -77,8 +84,17 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
     )
 
 
-def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queue, str]:
-    """Return the first row of `QUEUES` that provides what the spec needs, and the reason."""
+def queues_for(spec: JobSpec, stage: DeployedStage) -> list[tuple[Queue, tuple[InstanceType, ...]]]:
+    """Return the stage's queues for the spec's kind and team, each with the types of its instances."""
+    if spec.kind.accelerated:
+        found = queues_of(stage.instance_types)
+    else:
+        found = [(queue, (stage.cpu_instance_type,)) for queue in QUEUES.values() if not queue.accelerated]
+    return [(queue, types) for queue, types in found if stage.queue_of(spec.team, queue.name) in stage.queues]
+
+
+def _choose_queue(spec: JobSpec, stage: DeployedStage) -> tuple[Queue, tuple[InstanceType, ...], str]:
+    """Return the first queue all of whose types fit the spec, these types, and the reason."""
     requested = spec.resources
     capacity = requested.capacity or "spot"
     if requested.nnodes > 1 and spec.kind.one_process:
@@ -87,11 +103,17 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
             next_step="remove resources.nnodes",
         )
     several_nodes = requested.nnodes > 1 and not requested.is_node_group
-    for queue in QUEUES.values():
-        if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
-            continue
-        if stage.queue_of(spec.team, queue.name) in stage.queues and (several_nodes or queue.capacity == capacity):
-            return queue, _queue_reason(spec, queue, row)
+    queues = [
+        (queue, types)
+        for queue, types in queues_for(spec, stage)
+        if queue.several_nodes == several_nodes and (several_nodes or queue.capacity == capacity)
+    ]
+    for queue, types in queues:
+        # The nodes of a job need equal cards.
+        if not any(map(requested.misfit, types)) and not (requested.is_node_group and len(environments(types)) > 1):
+            return queue, types, _queue_reason(spec, queue, types)
+    if queues:
+        raise _misfit(spec, stage, [types for _, types in queues])
     if several_nodes:
         raise UsageError(
             f"resources.nnodes: stage '{stage.name}' has no queue for {requested.nnodes} On-Demand nodes",
@@ -102,6 +124,34 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
         f"resources.capacity: stage '{stage.name}' has no {CAPACITY_NAMES[capacity]} queue for '{spec.job}'",
         next_step=_other_capacity(spec),
     )
+
+
+def _misfit(spec: JobSpec, stage: DeployedStage, queues: list[tuple[InstanceType, ...]]) -> UsageError:
+    """Return the refusal of a spec whose resources no queue of its capacity provides, with what there is."""
+    requested = spec.resources
+    rows = dict.fromkeys(row for types in queues for row in types)
+    keys = (key for key in ("instance_types", "gpu", "gpu_memory_gib") if getattr(requested, key) is not None)
+    key = next(keys, "nnodes")
+    there = ", ".join(f"{types_text(group)} ({card_text(group[0])})" for group in environments(tuple(rows)))
+    fits = " and ".join(row.name for row in rows if not requested.misfit(row))
+    mixed = f"; with {fits}, Batch may start other types" if fits else ""
+    spot = [
+        types
+        for queue, types in queues_for(spec, stage)
+        if queue.capacity == "spot" and not any(map(requested.misfit, types))
+    ]
+    instead = f"set resources.capacity to 'spot', which has a queue of {types_text(spot[0])}; or " if spot else ""
+    return UsageError(
+        f"resources.{key}: no queue of stage '{stage.name}' has only instances that fit{mixed}. It has {there}",
+        next_step=f"{instead}change resources.{key}, or ask for other instance_types of the stage in infra/settings.py",
+    )
+
+
+def card_text(row: InstanceType) -> str:
+    """Return the cards of an instance type as text: `4 x L40S of 45 GiB`."""
+    if not row.accelerators:
+        return f"{row.vcpus} vCPUs"
+    return f"{row.accelerators} x {row.card_model or row.card} of {row.card_memory_mib / 1024:.0f} GiB"
 
 
 def _other_capacity(spec: JobSpec) -> str:
@@ -127,13 +177,14 @@ def check_room(stage: DeployedStage, placement: Placement, room: int) -> None:
         limit = "max_multinode_nodes" if placement.queue.several_nodes else "max_nodes"
         raise UsageError(
             f"resources.nnodes: stage '{stage.name}' has room for {counted(room, 'node')} of "
-            f"{placement.instance_type.name} ({CAPACITY_NAMES[placement.queue.capacity]}), not for "
+            f"{types_text(placement.instance_types)} ({CAPACITY_NAMES[placement.queue.capacity]}), not for "
             f"{placement.fewest_nnodes}",
             next_step=f"set it to at most {room}, or ask for a higher {limit} of the stage in infra/settings.py",
         )
 
 
-def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
+def _queue_reason(spec: JobSpec, queue: Queue, types: tuple[InstanceType, ...]) -> str:
+    names = types_text(types)
     if queue.several_nodes:
         return (
             "several nodes start together On-Demand; with resources.capacity: spot, each starts when Spot has capacity"
@@ -141,10 +192,10 @@ def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
     if not queue.accelerated:
         return f"'{spec.job}' needs no accelerator"
     if spec.resources.is_node_group:
-        return f"{spec.resources.nnodes} nodes of {row.name} on Spot: each starts separately, and again after a reclaim"
+        return f"{spec.resources.nnodes} nodes of {names} on Spot: each starts separately, and again after a reclaim"
     if queue.capacity == "on-demand":
-        return f"one node of {row.name}, On-Demand as resources.capacity requests: never interrupted"
-    return f"one node of {row.name} on Spot: started again after a reclaim"
+        return f"one node of {names}, On-Demand as resources.capacity requests: never interrupted"
+    return f"one node of {names} on Spot: started again after a reclaim"
 
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:

@@ -68,13 +68,14 @@ class Plan:
     queue_reason: str
     capacity: Capacity
     """Capacity of the expected price. A Spot queue may fall back to On-Demand instances if Spot has no capacity."""
-    instance_type: InstanceType
+    instance_types: tuple[InstanceType, ...]
+    """Types on which Batch may start the job, in its order."""
     accelerator: str
     accelerator_reason: str
     nnodes: int
     nproc_per_node: int
     prices: Prices
-    """Price of one instance for an hour: AWS's current price, or the recorded price."""
+    """Price of one instance of the first type for an hour: AWS's current price, or the recorded price."""
     notes: tuple[str, ...]
     """Sentences to read before submitting."""
     dependencies: tuple[Dependency, ...] = ()
@@ -91,6 +92,11 @@ class Plan:
     """Number of points and workers, if the job is a sweep."""
     points: tuple[PlannedPoint, ...] = ()
     """Points of a new sweep, whose specs must be uploaded before it starts."""
+
+    @property
+    def instance_type(self) -> InstanceType:
+        """Return the first type, whose price is expected."""
+        return self.instance_types[0]
 
     @property
     def instances(self) -> int:
@@ -158,7 +164,6 @@ def plan(
     in_s3 = with_s3_locations(spec, stage)
     container_arguments = _with_locations(in_s3, _mounts(spec, stage))
     row = stage.row_of(accelerated=spec.kind.accelerated)
-    prices = prices_of(row)
     errors = [*_errors_of(lambda: _check_compiling(arguments, row))]
     if spec.team in stage.teams:
         errors += [
@@ -173,6 +178,7 @@ def plan(
     except UsageError as error:
         raise_all([error, *errors])
         raise
+    prices = {each: prices_of(each) for each in placement.instance_types}
     raise_all(
         [
             *errors,
@@ -220,12 +226,12 @@ def plan(
         queue=placement.queue_name,
         queue_reason=placement.queue_reason,
         capacity=placement.queue.capacity,
-        instance_type=placement.instance_type,
+        instance_types=placement.instance_types,
         accelerator=placement.accelerator,
         accelerator_reason=placement.accelerator_reason,
         nnodes=placement.nnodes,
         nproc_per_node=placement.nproc_per_node,
-        prices=prices,
+        prices=prices[placement.instance_type],
         notes=tuple(notes),
         dependencies=dependencies,
         resumed=resumed,
@@ -247,14 +253,20 @@ def _errors_of(check: Callable[[], None]) -> Iterator[TrainyardError]:
         yield error
 
 
-def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, allow_changes: bool) -> LauncherOptions:
-    spot = prices.spot
+def _launcher_options(
+    spec: JobSpec, placement: Placement, prices: Mapping[InstanceType, Prices], *, allow_changes: bool
+) -> LauncherOptions:
+    spot_usd_per_hour, *others = (
+        None if found.spot == recorded(row).spot else found.spot.usd_per_hour for row, found in prices.items()
+    )
+    names = (row.name for row in placement.instance_types[1:])
     is_node_group = spec.resources.is_node_group
     return LauncherOptions(
         instance_type=placement.instance_type.name,
         nproc_per_node=placement.nproc_per_node,
         capacity=placement.queue.capacity,
-        spot_usd_per_hour=None if spot == recorded(placement.instance_type).spot else spot.usd_per_hour,
+        spot_usd_per_hour=spot_usd_per_hour,
+        other_instance_types=dict(zip(names, others, strict=True)) or None,
         **spec.limits(),
         rendezvous_min_nnodes=spec.resources.fewest_nnodes if is_node_group else None,
         rendezvous_attempts=spec.attempts if is_node_group else None,
@@ -428,10 +440,18 @@ def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None
         )
 
 
-def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun | None, prices: Prices) -> None:
-    row, capacity, nnodes = placement.instance_type, placement.queue.capacity, placement.nnodes
+def _check_run_budget(
+    spec: JobSpec, placement: Placement, resumed: ResumedRun | None, prices: Mapping[InstanceType, Prices]
+) -> None:
+    capacity, nnodes = placement.queue.capacity, placement.nnodes
     so_far = resumed.spent if resumed else NOTHING_SPENT
-    price = usd_per_hour(row, capacity, spot_usd_per_hour=prices.spot.usd_per_hour)
+    price, row = max(
+        (
+            (usd_per_hour(row, capacity, spot_usd_per_hour=found.spot.usd_per_hour), row)
+            for row, found in prices.items()
+        ),
+        key=lambda each: each[0],
+    )
     left = spec.budget.left(so_far, usd_per_hour=price, nnodes=nnodes)
     if left is None or left.seconds >= MIN_SECONDS:
         return

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from typing_extensions import Self
 
 from jobs.core.errors import UsageError
+from jobs.core.instance_types import InstanceType
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
 from jobs.core.run import LATEST
@@ -63,6 +64,22 @@ class Resources(Strict):
     capacity: Capacity | None = None
     """spot is cheaper and is resumed after a reclaim; on-demand is not interrupted. Default: spot for one node,
     on-demand for several."""
+    instance_types: list[str] | None = Field(default=None, min_length=1)
+    """Start on these instance types only. Default: all of the stage."""
+    gpu: str | None = None
+    """Start on this card only, by EC2's name: L40S. Default: any card of the stage."""
+    gpu_memory_gib: float | None = Field(default=None, gt=0)
+    """Start on cards with at least this memory only, as EC2 reports it. Default: no minimum."""
+
+    def misfit(self, row: InstanceType) -> str | None:
+        """Return why a job with these resources must not start on an instance type, or None if it may."""
+        if self.instance_types is not None and row.name not in self.instance_types:
+            return f"not in resources.instance_types ({', '.join(self.instance_types)})"
+        if self.gpu is not None and self.gpu.lower() != (row.card_model or "").lower():
+            return f"resources.gpu is {self.gpu}"
+        if self.gpu_memory_gib is not None and row.card_memory_mib < 1024 * self.gpu_memory_gib:
+            return f"less than resources.gpu_memory_gib: {self.gpu_memory_gib:g}"
+        return None
 
     @property
     def is_node_group(self) -> bool:

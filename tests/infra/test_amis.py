@@ -18,7 +18,7 @@ from tests.support.running_emulator import Emulator, environment_of
 STAGE = Stage(
     name="recorded",
     teams=(Team(name="research", shares_instances=True),),
-    instance_type="g5.4xlarge",
+    instance_types=("g5.4xlarge",),
     machine_image="ssm:/recorded/gpu",
 )
 GPU, CPU = "g5-4xlarge-cuda-2026-11", "cpu-m6i-4xlarge"

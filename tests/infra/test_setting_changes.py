@@ -50,7 +50,7 @@ def test_adding_a_queue_uses_existing_instances(tmp_path: Path, monkeypatch: pyt
 
 def test_another_instance_type_is_added_beside_the_old_one() -> None:
     # WHEN the stage changes its instance type, and keeps the old pool for jobs that wait for it
-    moved = replace(BASE, instance_type="p4d.24xlarge", retiring=(Pool(instance_type="dl1.24xlarge"),))
+    moved = replace(BASE, instance_types=("p4d.24xlarge",), retiring=(Pool(instance_types=("dl1.24xlarge",)),))
     added, changed, removed = difference(templates_of(BASE), after := templates_of(moved))
     # THEN environments, launch templates and queues of the new type are added beside the old ones
     new = Counter(kind for name, kind in added if name.startswith("test/compute/"))
@@ -105,7 +105,7 @@ REDUCED = Stage(
 ONE_ZONE = replace(REDUCED, availability_zone_ids=("use1-az2",))
 TWO_ZONES = replace(REDUCED, availability_zone_ids=("use1-az4", "use1-az2"))
 TOGETHER = replace(ALL, teams=tuple(replace(team, shares_instances=True) for team in ALL.teams))
-CUDA = replace(REDUCED, instance_type="p4d.24xlarge")
+CUDA = replace(REDUCED, instance_types=("p4d.24xlarge",))
 
 CHANGES = {
     "all features added": (REDUCED, ALL),

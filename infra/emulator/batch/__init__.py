@@ -18,7 +18,7 @@ from infra.emulator.containers import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.credentials import Credentials
 
-__all__ = ["exec_target", "install", "job_counts", "reclaim", "shutdown"]
+__all__ = ["exec_target", "install", "instance_metadata", "job_counts", "reclaim", "shutdown"]
 
 
 def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:
@@ -62,6 +62,12 @@ def exec_target(job_id: str) -> Mapping[str, Any] | None:
     """Return how to run a command in the container of a job, child or node. None if not running or not allowed."""
     found = _find(job_id)
     return found[0].scheduler.exec_target(found[1]) if found else None
+
+
+def instance_metadata(instance_id: str) -> Mapping[str, str] | None:
+    """Return what the metadata service of an instance answers, by path; None if no job runs on it."""
+    found = (backend.scheduler.metadata(instance_id) for backend in _backends())
+    return next((answers for answers in found if answers is not None), None)
 
 
 def _find(job_id: str) -> tuple[BatchBackend, Job] | None:

@@ -105,6 +105,19 @@ class Attempt(threading.Thread):
         task.stop()
         return True
 
+    def metadata(self, instance_id: str) -> Mapping[str, str] | None:
+        """Return what an instance's metadata service answers, by path; None if no task of the attempt has the instance.
+
+        Batch's choice among the types of a compute environment is not modelled: the instance has the first.
+        """
+        if all(task.record.instance_id != instance_id for task in self._tasks.values()):
+            return None
+        resources = self.environment.resources
+        found = {"instance-life-cycle": "spot" if resources["type"] == "SPOT" else "on-demand"}
+        if resources.get("instanceTypes"):
+            found["instance-type"] = resources["instanceTypes"][0]
+        return found
+
     def exec_target(self, unit: Job) -> Mapping[str, Any] | None:
         """Return how to run a command in the container of `unit` (the job, or a node), or None if not allowed."""
         if not self.job.submission.task.get("enableExecuteCommand"):
@@ -288,13 +301,13 @@ class Task(threading.Thread):
     def _environment(self, declared: Mapping[str, str]) -> dict[str, str]:
         """Return the container's variables. `declared` are those of the definition, submission and secrets."""
         unit, services, attempt = self._unit, self._attempt.services, self._attempt
+        metadata = f"{unit.submission.endpoint}/trainyard/instances/{self.record.instance_id}"
         variables = {
             **services.credentials.environment,
             "AWS_REGION": services.region,
             "AWS_DEFAULT_REGION": services.region,
             "AWS_ENDPOINT_URL": unit.submission.endpoint,
-            # There is no instance metadata service, and a request to it takes seconds to fail.
-            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
             **declared,
             "AWS_BATCH_JOB_ID": unit.id,
             "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),

@@ -115,6 +115,12 @@ class Scheduler:
             attempt = self._attempt_of(job)
             return attempt.exec_target(job) if attempt is not None else None
 
+    def metadata(self, instance_id: str) -> Mapping[str, str] | None:
+        """Return what the metadata service of an instance answers, by path; None if no job runs on it."""
+        with self.lock:
+            found = (attempt.metadata(instance_id) for attempt in self._attempts.values())
+            return next((answers for answers in found if answers is not None), None)
+
     def _attempt_of(self, job: Job) -> Attempt | None:
         """Return the running attempt of a job. A node belongs to the attempt of its multi-node job."""
         owner = job.parent if job.node is not None and job.parent is not None else job

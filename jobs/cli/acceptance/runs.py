@@ -132,9 +132,10 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
     stage = batch.read_stage(context.aws, context.stage)
     start(context, stage, training(context, stage, limits(context, stage.instance_type, _ACCELERATOR_HOURS)), ids)
     joined: list[Any] = []
+    names = [row.name for row in stage.instance_types]
 
     def look(_job: Job) -> bool:
-        joined[:] = joined or context.instances(instance_type=[stage.instance_type.name], tag_key=_JOINED_TAGS)
+        joined[:] = joined or context.instances(instance_type=names, tag_key=_JOINED_TAGS)
         return False
 
     job, receipt = end(context, stage, ids, until=look)
@@ -150,7 +151,7 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
         text = f"{seen['instance']}, a {joined[0]['InstanceType']}, joined its cluster from {seen['AMI']}"
         joins = Evidence(claim="joins", outcome=PROVEN, text=f"{text}, and ran {job.run_id}", ids=seen)
     else:
-        raise TrainyardError(f"{job.run_id} ended, but no {stage.instance_type.name} is tagged as joined")
+        raise TrainyardError(f"{job.run_id} ended, but no {' or '.join(names)} is tagged as joined")
     trained = _proven("training", f"{job.run_id}: {metrics}; {_took(receipt)}", job)
     return [joins, trained, _on_instance(context, "accelerator", receipt, job)]
 

@@ -11,6 +11,7 @@ from jobs.container import hub
 from jobs.container.accelerator import AUTO
 from jobs.container.channel import LOOPBACK
 from jobs.container.environment import attempt_number, job_id
+from jobs.container.instance import found_type
 from jobs.container.saving.interruption import DEFAULT_STOP_TIMEOUT_SECONDS
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, NotFoundError, UsageError
 from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
@@ -123,7 +124,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     parser = _parser()
     given = parser.parse_args(list(argv))
     kind = CATALOG[given.kind]
-    options = from_flags(LauncherOptions, vars(given))
+    options = _options(given, environment)
     run = _run(environment)
     if options.arguments_file is None:
         arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
@@ -153,8 +154,15 @@ def parse_worker(
 ) -> tuple[LauncherOptions, JobKind, S3Location] | None:
     """Return the options, kind and location of a sweep if this container is one of its workers, else None."""
     given, _ = _parser().parse_known_args(list(argv))
-    options = from_flags(LauncherOptions, vars(given))
+    options = _options(given, environment)
     return (options, CATALOG[given.kind], _run(environment)) if options.sweep_attempts is not None else None
+
+
+def _options(given: argparse.Namespace, environment: Mapping[str, str]) -> LauncherOptions:
+    """Return the launcher's options, with the instance type on which the job really runs."""
+    options = from_flags(LauncherOptions, vars(given))
+    on_instance = environment.get(ACCELERATOR_VARIABLE, AUTO) != AUTO
+    return options.on(found_type(options.planned_types, environment, on_instance=on_instance))
 
 
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:

@@ -7,6 +7,7 @@ import pytest
 
 from infra.emulator.cloudformation.resources import replacing_properties
 from infra.stages import CapacityReservation, ExistingVpc, Stage, Team
+from jobs.core.instance_types import instance_type
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.instances import environments, launch_data
@@ -26,13 +27,13 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
     [
         ({}, "ECS_AL2023", "/imagebuilder/trainyard-test/machine-image/dl1-24xlarge-1-21-0", "/dev/sda1"),
         (
-            {"instance_type": "g5.4xlarge"},
+            {"instance_types": ("g5.4xlarge",)},
             "ECS_AL2023_NVIDIA",
             f"{MACHINE_IMAGES}/gpu/recommended/image_id",
             "/dev/xvda",
         ),
         (
-            {"instance_type": "g5.4xlarge", "machine_image": "ssm:/our/gpu", "root_device_name": "/dev/xvdb"},
+            {"instance_types": ("g5.4xlarge",), "machine_image": "ssm:/our/gpu", "root_device_name": "/dev/xvdb"},
             *("ECS_AL2023_NVIDIA", "/our/gpu", "/dev/xvdb"),
         ),
         ({"machine_image": "ami-0123456789abcdef0"}, "ECS_AL2023", "ami-0123456789abcdef0", "/dev/sda1"),
@@ -56,7 +57,7 @@ def test_a_pool_boots_its_own_ami(settings: dict[str, Any], family: str, ami: st
 
 def test_a_single_interface_declines_a_public_address() -> None:
     # With several interfaces, EC2 refuses this option, even if it is False.
-    row = replace(PLAIN, instance_type="g5.48xlarge", max_multinode_nodes=2)
+    row = replace(PLAIN, instance_types=("g5.48xlarge",), max_multinode_nodes=2)
     (interface,) = launch_data(up_to("compute", row)["compute"], f"{row.pool.id}-multinode")["NetworkInterfaces"]
     assert interface["AssociatePublicIpAddress"] is False
 
@@ -86,6 +87,54 @@ def queues(compute: dict[str, Any]) -> dict[str, tuple[list[str], dict[str, int]
     }
 
 
+def test_cards_are_tried_in_order_and_equal_cards_share_an_environment() -> None:
+    # GIVEN a pool of two cards, one of them in two sizes
+    types = ("g6e.xlarge", "g5.xlarge", "g5.4xlarge")
+    row = replace(PLAIN, instance_types=types, max_nodes=3, max_on_demand_nodes=2, max_multinode_nodes=2)
+    pool = row.pool.id
+    assert pool.startswith("g6e-xlarge-")
+    templates = {**up_to("compute", row), **up_to("jobs", row)}
+    # THEN Batch picks among the sizes of a card, and counts instances of the smallest
+    found = {
+        name.removeprefix(f"{pool}-"): (item["InstanceTypes"], item["MaxvCpus"])
+        for name, item in environments(templates["compute"]).items()
+        if name.startswith(pool)
+    }
+    assert found == {
+        "spot": (["g6e.xlarge"], 12),
+        "spot-g5.xlarge": (["g5.xlarge", "g5.4xlarge"], 12),
+        "on-demand": (["g6e.xlarge"], 8),
+        "on-demand-g5.xlarge": (["g5.xlarge", "g5.4xlarge"], 8),
+        "multinode": (["g6e.xlarge"], 8),
+    }
+    # AND queues try the cards in order, and each card has its own Spot queue
+    made = queues(templates["compute"])
+    assert {name: [each.removeprefix(f"{pool}-") for each in tried] for name, (tried, _) in made.items()} == {
+        "spot": ["spot", "spot-g5.xlarge", "on-demand"],
+        "on-demand": ["on-demand", "on-demand-g5.xlarge"],
+        "multinode": ["multinode"],
+        "cpu-spot": ["cpu-m6i-4xlarge-spot"],
+        "spot-g6e.xlarge": ["spot"],
+        "spot-g5.xlarge": ["spot-g5.xlarge"],
+    }
+    assert (len(made), len(environments(templates["compute"]))) == (row.queue_count, row.environment_count)
+    # AND a job asks for what the smallest type has
+    [train] = [
+        each
+        for name, each in resources(templates["jobs"], "AWS::Batch::JobDefinition").items()
+        if name.startswith("Jobresearchfinetuneclassification") and each["Type"] == "container"
+    ]
+    [container] = train["EcsProperties"]["TaskProperties"][0]["Containers"]
+    needs = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
+    assert needs == {"VCPU": "4", "MEMORY": str(instance_type("g5.xlarge").job_memory_mib), "GPU": "1"}
+    # AND reserved capacity is of the first type only
+    reserved = CapacityReservation(target="cr-0123456789abcdef0", zone_id="use1-az2")
+    row = replace(row, capacity_reservation=reserved, region="us-east-1", availability_zone_ids=("use1-az2",))
+    compute = up_to("compute", row)["compute"]
+    assert queues(compute)["on-demand"][0] == [f"{pool}-on-demand"]
+    assert len(environments(compute)) == row.environment_count
+
+
 def test_jobs_without_spot_capacity_start_on_demand_or_wait() -> None:
     row = replace(PLAIN, max_on_demand_nodes=1)
     pool = row.pool.id
@@ -103,7 +152,7 @@ def test_on_demand_instances_run_in_reserved_capacity(*, block: bool) -> None:
     target = "cr-0123456789abcdef0" if block else "arn:aws:resource-groups:us-east-1:123456789012:group/promised"
     row = replace(
         PLAIN,
-        instance_type="p5.48xlarge",
+        instance_types=("p5.48xlarge",),
         max_on_demand_nodes=1,
         max_multinode_nodes=2,
         capacity_reservation=CapacityReservation(target=target, is_block=block),
@@ -130,7 +179,7 @@ def test_reserved_capacity_pins_instances_to_its_zone(*, own_vpc: bool) -> None:
         PLAIN,
         region="us-east-1",
         vpc=None if own_vpc else ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids),
-        instance_type="p5en.48xlarge",
+        instance_types=("p5en.48xlarge",),
         max_on_demand_nodes=1,
         max_multinode_nodes=2,
         capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0", is_block=True, **place),

@@ -39,7 +39,7 @@ GROWN: dict[str, Any] = {
     "max_usd_per_hour": 500,
     "teams": (*STAGES["dev"].teams, TEAM),
 }
-UPGRADED = {**GROWN, "instance_type": "p4d.24xlarge"}
+UPGRADED = {**GROWN, "instance_types": ("p4d.24xlarge",)}
 SETTLED = {**UPGRADED, "monthly_budget_usd": 2000}
 
 

@@ -24,7 +24,7 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
 
 
 def test_a_stage_without_accelerators_only_has_cpu_images() -> None:
-    row = Stage(name="test", teams=(Team(name="research"),), instance_type="m6i.4xlarge")
+    row = Stage(name="test", teams=(Team(name="research"),), instance_types=("m6i.4xlarge",))
     image = up_to("image", row)["image"]
     names = [item["Name"] for item in resources(image, "AWS::SSM::Parameter").values()]
     cpu = {one.name for one in with_descendants("cpu")}
@@ -40,7 +40,11 @@ def test_a_stage_without_accelerators_only_has_cpu_images() -> None:
         ({"image_tag": "1.21.0-fix1"}, ":1.21.0-fix1"),
         # image_tag applies to the stage's pool; a retiring pool keeps its release's image.
         (
-            {"image_tag": "1", "instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="dl1.24xlarge"),)},
+            {
+                "image_tag": "1",
+                "instance_types": ("p4d.24xlarge",),
+                "retiring": (Pool(instance_types=("dl1.24xlarge",)),),
+            },
             "ssm:/trainyard/test/image/gaudi/1.21.0",
         ),
     ],

@@ -36,7 +36,7 @@ def test_published_parameters_are_what_a_submission_reads(templates: Templates) 
     stage = DeployedStage.from_parameters("dev", parameters)
     assert set(stage.queues) == {"spot@research", "cpu-spot@research", "spot@product", "cpu-spot@product"}
     assert stage.teams == ("product", "research")
-    assert stage.instance_type.name == STAGES["dev"].instance_type
+    assert stage.instance_type.name == STAGES["dev"].instance_types[0]
     # Without capacity there are no multi-node definitions; without principals, no member roles.
     definitions = {name for name in parameters if name.startswith("job-definition")}
     assert definitions == {f"job-definition/{team.name}/{kind}" for team in TEAMS for kind in CATALOG}

@@ -71,7 +71,7 @@ def test_subnets_are_in_the_zones_that_offer_the_instance_type() -> None:
 
 def test_endpoints_are_in_at_most_three_zones_unless_named() -> None:
     # Six zones offer p5, and every endpoint is paid in each zone.
-    p5 = {"region": "us-east-1", "instance_type": "p5.48xlarge"}
+    p5 = {"region": "us-east-1", "instance_types": ("p5.48xlarge",)}
     network = network_of(**p5, nat_gateways=0)
     first = list(_subnets(network, "Private"))[:3]
     for endpoint in _interface_endpoints(network):
@@ -101,9 +101,9 @@ def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
     stack = NetworkStack(cdk.Stage(new_app(tmp_path), row.name), stage=row)
     # THEN multi-node jobs use the zone that does
     assert stack.multinode_subnet is stack.job_subnets[1]
-    assert stack.subnets_offering(INSTANCE_TYPES["dl1.24xlarge"]) == [stack.job_subnets[1]]
+    assert stack.subnets_offering([INSTANCE_TYPES["dl1.24xlarge"]]) == [stack.job_subnets[1]]
     # AND types without known zones may use all zones
-    assert stack.subnets_offering(INSTANCE_TYPES["m6i.4xlarge"]) == list(stack.job_subnets)
+    assert stack.subnets_offering([INSTANCE_TYPES["m6i.4xlarge"]]) == list(stack.job_subnets)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
         ({"availability_zone_ids": ("use1-az2",)}, {"availability_zone_ids": ("use1-az4", "use1-az2")}),
         (
             # More zones offer P4d than DL1.
-            {"region": "us-east-1", "instance_type": "p4d.24xlarge"},
-            {"region": "us-east-1", "retiring": (Pool(instance_type="p4d.24xlarge"),)},
+            {"region": "us-east-1", "instance_types": ("p4d.24xlarge",)},
+            {"region": "us-east-1", "retiring": (Pool(instance_types=("p4d.24xlarge",)),)},
         ),
         (
-            {"region": "us-east-1", "instance_type": "p5en.48xlarge"},
+            {"region": "us-east-1", "instance_types": ("p5en.48xlarge",)},
             {
                 "region": "us-east-1",
-                "instance_type": "p5en.48xlarge",
+                "instance_types": ("p5en.48xlarge",),
                 "capacity_reservation": CapacityReservation(target="cr-0123456789abcdef0", zone_id="use1-az4"),
             },
         ),
@@ -182,7 +182,7 @@ def test_an_existing_vpc_only_gets_security_groups_and_endpoints() -> None:
 
 def test_without_efa_the_default_group_stays_empty() -> None:
     # Without EFA, containers of multi-node jobs use the compute environment's security group.
-    network = network_of(max_multinode_nodes=2, instance_type="g5.4xlarge")
+    network = network_of(max_multinode_nodes=2, instance_types=("g5.4xlarge",))
     for direction in ("Ingress", "Egress"):
         for rule in resources(network, f"AWS::EC2::SecurityGroup{direction}").values():
             assert rule["GroupId"]["Fn::GetAtt"][1] != "DefaultSecurityGroup"

@@ -42,10 +42,10 @@ def vpc(*subnets: str) -> ExistingVpc:
     ("settings", "verdict", "text", "next_step"),
     [
         (
-            {"instance_type": "dl1.24xlarge"},
+            {"instance_types": ("dl1.24xlarge",)},
             "problem",
             f"EC2 offers dl1.24xlarge in no zone of us-east-1; {WITHDRAWN['dl1.24xlarge']}",
-            "set `instance_type` in infra/settings.py to one that is offered (p4d.24xlarge), or change `region`",
+            "set `instance_types` in infra/settings.py to one that is offered (p4d.24xlarge), or change `region`",
         ),
         ({}, "ok", f"EC2 offers p4d.24xlarge in {', '.join(P4D)}, where the stage has subnets", ""),
         (
@@ -65,7 +65,7 @@ def vpc(*subnets: str) -> ExistingVpc:
 def test_the_instance_type_is_offered_in_zones_of_the_subnets(
     *, settings: dict[str, Any], verdict: str, text: str, next_step: str
 ) -> None:
-    found, cpu = findings(offers, ec2(), **{"instance_type": "p4d.24xlarge", **settings})
+    found, cpu = findings(offers, ec2(), **{"instance_types": ("p4d.24xlarge",), **settings})
     assert (found.verdict, text in found.text) == (verdict, True), found
     assert found.next_step.startswith(next_step)
     assert cpu.verdict == "ok"
@@ -82,7 +82,7 @@ def test_the_instance_type_is_offered_in_zones_of_the_subnets(
     ],
 )
 def test_multinode_jobs_need_the_type_in_their_only_zone(settings: dict[str, Any], verdict: str) -> None:
-    one, _, together = findings(offers, ec2(), instance_type="p4d.24xlarge", max_multinode_nodes=2, **settings)
+    one, _, together = findings(offers, ec2(), instance_types=("p4d.24xlarge",), max_multinode_nodes=2, **settings)
     assert (one.verdict, together.verdict) == ("ok", verdict)
     if verdict == "problem":
         assert together.text.startswith("EC2 does not offer p4d.24xlarge in use1-az3, the only zone of multi-node jobs")
@@ -136,8 +136,8 @@ def test_quotas_must_cover_all_that_the_stage_may_use_at_once() -> None:
         # A retiring pool needs the same again.
         (
             {
-                "instance_type": "p4d.24xlarge",
-                "retiring": (Pool(instance_type="p4d.24xlarge"),),
+                "instance_types": ("p4d.24xlarge",),
+                "retiring": (Pool(instance_types=("p4d.24xlarge",)),),
             },
             "the stage needs 384 for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-cuda-2026-11",
         ),
@@ -216,7 +216,7 @@ def test_reserved_capacity_must_match_the_stages_type_and_zone(
     (found,) = findings(
         reservation,
         {"describe_capacity_reservations": answer},
-        instance_type="p5.48xlarge",
+        instance_types=("p5.48xlarge",),
         max_on_demand_nodes=1,
         availability_zone_ids=("use1-az2", "use1-az1"),
         capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0", zone_id="use1-az1"),

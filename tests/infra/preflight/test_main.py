@@ -76,7 +76,7 @@ def test_scripts_read_json_and_a_ready_account_exits_with_0(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row: dict[str, Any] = {"instance_type": "p4d.24xlarge", "region": "us-east-2", "nat_gateways": 0}
+    row: dict[str, Any] = {"instance_types": ("p4d.24xlarge",), "region": "us-east-2", "nat_gateways": 0}
     assert preflight("-o", "json", **row) == 3
     rows = json.loads(capsys.readouterr().out)
     assert {row["check"] for row in rows} == CHECKS

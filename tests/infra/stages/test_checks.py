@@ -18,8 +18,8 @@ from jobs.core.errors import ConfigurationError
 
 SUBNET = "subnet-0123456789abcdef0"
 VPC = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=(SUBNET,))
-GAUDI = Pool(instance_type="dl1.24xlarge")
-RETIRING = Pool(instance_type="p4d.24xlarge", release="cuda-2026.11")
+GAUDI = Pool(instance_types=("dl1.24xlarge",))
+RETIRING = Pool(instance_types=("p4d.24xlarge",), release="cuda-2026.11")
 CUSTOM_AMI = "ami-0123456789abcdef0"
 SETTINGS = Path(settings.__file__).read_text()
 TEAMS_LINE = 1 + SETTINGS[: SETTINGS.index("TEAMS = ")].count("\n")
@@ -51,7 +51,7 @@ def test_the_commented_row_switches_the_stage_to_nvidia() -> None:
     shipped, shown = (eval(lines[number].strip(" ,#"), vars(settings)) for number in (dev_line, dev_line - 1))
     check(shown)
     assert shown.row.accelerator == "cuda"
-    assert shown == replace(shipped, instance_type=shown.instance_type)
+    assert shown == replace(shipped, instance_types=shown.instance_types)
 
 
 def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         ("ebs_key_arn", "alias/ebs", "must be 'arn:aws:kms:REGION:ACCOUNT:key/ID', not 'alias/ebs'"),
         ("cpu_instance_type", "dl1.24xlarge", "must be a type without an accelerator, not 'dl1.24xlarge'"),
         ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
-        ("instance_type", "dl1.24xlarg", "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
+        ("instance_types", ("dl1.24xlarg",), "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
         ("release", "1.24.0", "release '1.24.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
         ("release", "1.21.1", "unknown release '1.21.1'; did you mean '1.21.0'?"),
     ],
@@ -235,13 +235,15 @@ ACCEPTED: list[dict[str, Any]] = [
     {"nat_gateways": 0, "machine_image": CUSTOM_AMI},
     {"nat_gateways": 0, "vpc": VPC},  # only the VPC's owner knows whether it has a route to AWS
     {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
-    {"nat_gateways": 3, "instance_type": "p5.48xlarge", "region": "us-east-1"},
+    {"nat_gateways": 3, "instance_types": ("p5.48xlarge",), "region": "us-east-1"},
     {"proxy": Proxy(url="http://10.0.0.1:3128", bypass=("10.0.0.0/8", ".corp")), "machine_image": CUSTOM_AMI},
     {"fsx_gib": 1_200, "region": "us-east-1"},
     {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
-    {"retiring": (RETIRING, replace(RETIRING, instance_type="g5.4xlarge", release=None))},
+    {"retiring": (RETIRING, replace(RETIRING, instance_types=("g5.4xlarge",), release=None))},
+    {"instance_types": ("g6e.xlarge", "g5.xlarge", "g5.4xlarge"), "max_on_demand_nodes": 1},
+    {"instance_types": ("g6e.48xlarge", "g5.48xlarge", "g6.48xlarge"), "max_on_demand_nodes": 1, "spot_wait_hours": 1},
     {"account": "012345678901", "region": "us-gov-west-1"},
-    {"instance_type": "m6i.4xlarge", "release": "cpu-2026.11"},
+    {"instance_types": ("m6i.4xlarge",), "release": "cpu-2026.11"},
     {"log_retention_days": LOG_RETENTION_DAYS[-1]},
 ]
 
@@ -254,6 +256,42 @@ def test_extreme_valid_values_are_accepted() -> None:
     check(Stage(name="test", teams=(Team(name="a", share=2, shares_instances=True),), spot_wait_hours=3))
 
 
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ((), "at least one is needed"),
+        (("g5.xlarge", "g5.xlarge"), "lists a type twice"),
+        (
+            ("g6e.12xlarge", "g5.xlarge"),
+            "g6e.12xlarge and g5.xlarge cannot share a pool, whose types need the same number of cards, not 4 and 1",
+        ),
+        (
+            ("p4d.24xlarge", "dl1.24xlarge"),
+            "p4d.24xlarge and dl1.24xlarge cannot share a pool, whose types need the same image, not cuda and gaudi",
+        ),
+        # Batch does not count these cards, so a job would not fill the larger type.
+        (
+            ("m7i.4xlarge", "m7i.8xlarge"),
+            "m7i.4xlarge and m7i.8xlarge cannot share a pool, whose types need the same number of vCPUs, not 16 and 32",
+        ),
+        (
+            ("g6e.48xlarge", "g5.48xlarge", "g6.48xlarge"),
+            "a queue tries at most 3 compute environments, not 4: one per card and one of On-Demand instances",
+        ),
+        (
+            ("g5.xlarge", "g6e.xlarge", "g5.4xlarge", "p5.4xlarge"),
+            "a queue tries at most 3 compute environments, not 5",
+        ),
+    ],
+)
+def test_types_that_cannot_share_a_pool_are_refused(types: tuple[str, ...], message: str) -> None:
+    found = refusal(instance_types=types, max_on_demand_nodes=1)
+    assert found.startswith(f"instance_types: {message}")
+    pool = Pool(instance_types=types)
+    if len(set(types)) > 1:
+        assert refusal(retiring=(pool,), max_on_demand_nodes=1).startswith(f"retiring: instance_types: {message}")
+
+
 def test_a_custom_bootstrap_qualifier_gets_its_own_stack() -> None:
     row = Stage(name="test", teams=TEAMS)
     assert row.bootstrap_options == []
@@ -262,7 +300,7 @@ def test_a_custom_bootstrap_qualifier_gets_its_own_stack() -> None:
 
 
 def test_an_ami_cannot_be_built_without_nat() -> None:
-    message = [refusal(nat_gateways=0), refusal(nat_gateways=0, instance_type="p4d.24xlarge", retiring=(GAUDI,))]
+    message = [refusal(nat_gateways=0), refusal(nat_gateways=0, instance_types=("p4d.24xlarge",), retiring=(GAUDI,))]
     assert [line.partition(": building the AMI of ")[0] for line in message] == [
         "machine_image",
         "retiring: machine_image",
@@ -299,7 +337,7 @@ def test_a_reservation_in_one_zone_needs_that_zone(
     stage: dict[str, Any], reservation: dict[str, Any], message: str | None
 ) -> None:
     promised = CapacityReservation(**{"target": "cr-0123456789abcdef0", **reservation})
-    row: dict[str, Any] = {"instance_type": "p5.48xlarge", "max_on_demand_nodes": 1, "region": None, **stage}
+    row: dict[str, Any] = {"instance_types": ("p5.48xlarge",), "max_on_demand_nodes": 1, "region": None, **stage}
     if message:
         assert refusal(capacity_reservation=promised, **row).startswith(f"capacity_reservation: {message}")
     else:

@@ -208,8 +208,8 @@ def test_an_own_environment_may_replace_torch_but_not_on_hpus(
     write_files(tmp_path / "code", {"train.py": "", **files})
     environments: list[dict[str, str]] = [{"environment": "uv.lock"}, {"environment": "own", "requirements": "r.txt"}]
     assert stage.emulated
-    hpus = replace(stage, emulated_processes=None, instance_type=instance_type("dl1.24xlarge"))
-    gpus = replace(hpus, instance_type=instance_type("g5.48xlarge"))
+    hpus = replace(stage, emulated_processes=None, instance_types=(instance_type("dl1.24xlarge"),))
+    gpus = replace(hpus, instance_types=(instance_type("g5.48xlarge"),))
     for arguments in environments:
         check_script(stage, **arguments)
         check_script(gpus, **arguments)
@@ -269,7 +269,7 @@ def test_cuda_calls_are_named_for_a_stage_with_hpus(
         "lib/gaudi.py": "device = 'hpu' if x else 'cuda'\n",
     }
     write_files(tmp_path / "code", files)
-    hpus = replace(stage, emulated_processes=None, instance_type=instance_type("dl1.24xlarge"))
+    hpus = replace(stage, emulated_processes=None, instance_types=(instance_type("dl1.24xlarge"),))
 
     def notes(on: DeployedStage, **values: Any) -> list[str]:
         arguments = {"code": "code", "command": "train.py", "workdir": "one"}
@@ -278,7 +278,7 @@ def test_cuda_calls_are_named_for_a_stage_with_hpus(
 
     [note] = notes(hpus)
     assert "one/train.py:4 ('nccl'), lib/device.py:2 ('cuda'), lib/device.py:3 (.cuda() and 1 more line" in note
-    assert not notes(replace(hpus, instance_type=instance_type("g5.48xlarge")))
+    assert not notes(replace(hpus, instance_types=(instance_type("g5.48xlarge"),)))
     assert not notes(hpus, env={"PT_HPU_GPU_MIGRATION": 1})
     with pytest.raises(
         UsageError, match=r"arguments\.workdir: .* has no folder 'ones' among the packed files; did you"

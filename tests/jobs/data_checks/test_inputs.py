@@ -424,7 +424,7 @@ def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
     assert "its weights only in pytorch_model.bin, a pickle, and PyTorch 2.6.0 may run code" in str(error)
     assert "\nNext: save the model again" in str(error)
     # The other images have later versions, and so does the environment in which the emulator runs jobs
-    assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
+    assert check_inputs(aws, replace(stage, instance_types=(instance_type("g5.4xlarge"),)), spec) == []
     assert check_inputs(aws, replace(EMULATED, releases={"gaudi": "1.21.0"}), spec) == []
     aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=NO_WEIGHTS)
     assert check_inputs(aws, stage, spec) == []

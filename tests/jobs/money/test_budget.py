@@ -98,7 +98,7 @@ def test_limits_go_to_the_launcher_and_tiny_budgets_are_rejected() -> None:
         more = {"max_hours": "8.07", "max_usd": "3.33"}[least]
         assert no.value.next_step == f"set {least} to more than {more}"
     # A budget that is too small at the recorded price is enough at EC2's lower price, which is passed to the job.
-    stage = replace(STAGE, instance_type=P4D)
+    stage = replace(STAGE, instance_types=(P4D,))
     with pytest.raises(UsageError, match=r"max_usd: 0.6 pays for 4\.\d more minutes of 1 x p4d.24xlarge \(Spot\)"):
         plan(spec(max_usd=0.6), stage, run_id=RUN_ID)
     said = Prices(on_demand=recorded(P4D).on_demand, spot=Quote(usd_per_hour=6.5, date="2026-11-23", source="EC2"))

@@ -8,13 +8,19 @@ from botocore.exceptions import ClientError
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import MaybeSubmittedError, TrainyardError
+from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
-from jobs.core.stage import DeployedStage
+from jobs.core.queues import SPOT
+from jobs.core.stage import DEFAULT_TEAM, DeployedStage
+from jobs.money.budget import attempt_usd_per_hour
 from jobs.runs import batch
+from jobs.runs.planning import plan_run
+from jobs.runs.storage import readable_receipt
 from jobs.runs.submit import send, submit_job
 from jobs.spec.plan import Plan
+from jobs.spec.spec import parse_spec
 from tests.support.jobs.proxies import Fault, FaultyProxy
-from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.submitting import SPEC, planned_to_run, wait_for
 
 DELAYS_SECONDS = (0.05, 0.05, 0.05)
 
@@ -66,6 +72,40 @@ def test_submission_that_arrives_late_is_stopped(faulty: FaultyProxy, stage: Dep
     assert found.id == job_id
     batch.terminate(aws, job.id, reason="the test is over")
     wait_for(aws, stage, job_id)
+
+
+def test_a_job_starts_on_the_next_card_if_the_first_has_no_capacity(emulated: Aws, stage: DeployedStage) -> None:
+    # GIVEN a queue of two cards, the first without capacity
+    client, names = emulated.batch, ("p5.48xlarge", "p4d.24xlarge")
+    [model, *_] = client.describe_compute_environments()["computeEnvironments"]
+    arns = [
+        client.create_compute_environment(
+            computeEnvironmentName=f"ladder-{name.partition('.')[0]}",
+            type="MANAGED",
+            state="DISABLED" if name == "p5.48xlarge" else "ENABLED",
+            computeResources={**model["computeResources"], "type": "SPOT", "instanceTypes": [name], "maxvCpus": 192},
+        )["computeEnvironmentArn"]
+        for name in names
+    ]
+    order = [{"order": number, "computeEnvironment": arn} for number, arn in enumerate(arns, start=1)]
+    policy = client.describe_job_queues()["jobQueues"][0]["schedulingPolicyArn"]
+    queue = client.create_job_queue(
+        jobQueueName="ladder", priority=1, computeEnvironmentOrder=order, schedulingPolicyArn=policy
+    )["jobQueueArn"]
+    types = tuple(map(instance_type, names))
+    queues = {**stage.queues, stage.queue_of(DEFAULT_TEAM, SPOT): queue}
+    ladder = replace(stage, instance_types=types, queues=queues)
+    # WHEN a job runs
+    plan = plan_run(emulated, ladder, parse_spec(SPEC, origin="the test"))
+    assert plan.usd_per_hour == types[0].spot_usd_per_hour
+    job = wait_for(emulated, ladder, send(emulated, plan))
+    # THEN it started on the second, and its record, its receipt and its price say so
+    receipt = readable_receipt(emulated, plan.run_location)
+    assert receipt is not None, job
+    [attempt] = receipt.attempts
+    assert (receipt.instance_type, attempt.instance_type, attempt.capacity) == (names[1], names[1], "spot")
+    assert attempt_usd_per_hour(attempt) == types[1].spot_usd_per_hour
+    assert receipt.price_date == types[1].price_date
 
 
 def test_throttled_requests_are_limited_and_leave_nothing(faulty: FaultyProxy, stage: DeployedStage) -> None:

@@ -12,8 +12,10 @@ from botocore.validate import ParamValidator
 
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.core.images import child_name, images
-from jobs.core.instance_types import INSTANCE_TYPES, instance_type
+from jobs.core.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+from jobs.core.queues import types_text
 from jobs.core.stage import DeployedStage
+from jobs.money.prices import Prices, Quote, recorded
 from jobs.spec.arguments import parse_flags
 from jobs.spec.catalog import CATALOG
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
@@ -122,7 +124,7 @@ def test_launcher_gets_every_limit_of_the_spec() -> None:
     [("m6i.4xlarge", "cpu", 1), ("g5.4xlarge", "cuda", 1), ("p4d.24xlarge", "cuda", 8)],
 )
 def test_same_spec_runs_on_other_instances(name: str, accelerator: str, ranks: int) -> None:
-    planned = plan(spec(), replace(STAGE, instance_type=instance_type(name)), run_id=RUN_ID)
+    planned = plan(spec(), replace(STAGE, instance_types=(instance_type(name),)), run_id=RUN_ID)
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == accelerator
     assert {f"--instance-type={name}", f"--nproc-per-node={ranks}"} <= set(command_of(planned))
     assert planned.notes == ()
@@ -340,6 +342,93 @@ def test_queue_depends_on_team_capacity_and_kind() -> None:
     assert (corpus.instance_type.name, corpus.accelerator) == ("m6i.4xlarge", "cpu")
 
 
+LADDER = replace(
+    LARGE,
+    instance_types=tuple(map(instance_type, ("g6e.xlarge", "g5.xlarge", "g5.4xlarge"))),
+    queues={**LARGE.queues, "spot-g6e.xlarge": "arn:queue/l40s", "spot-g5.xlarge": "arn:queue/a10g"},
+)
+"""A stage whose pool has two cards, one of them in two sizes."""
+
+
+@pytest.mark.parametrize(
+    ("resources", "queue", "names"),
+    [
+        ({}, "spot", "g6e.xlarge, else g5.xlarge or g5.4xlarge"),
+        ({"gpu_memory_gib": 20}, "spot", "g6e.xlarge, else g5.xlarge or g5.4xlarge"),
+        ({"gpu": "L40S"}, "spot-g6e.xlarge", "g6e.xlarge"),
+        ({"gpu": "a10g"}, "spot-g5.xlarge", "g5.xlarge or g5.4xlarge"),
+        ({"gpu_memory_gib": 40}, "spot-g6e.xlarge", "g6e.xlarge"),
+        ({"instance_types": ["g5.4xlarge", "g5.xlarge"]}, "spot-g5.xlarge", "g5.xlarge or g5.4xlarge"),
+        ({"capacity": "on-demand"}, "on-demand", "g6e.xlarge, else g5.xlarge or g5.4xlarge"),
+        # Nodes that train together need equal cards.
+        ({"nnodes": 2, "capacity": "spot"}, "spot-g6e.xlarge", "g6e.xlarge"),
+        ({"nnodes": 2}, "multinode", "g6e.xlarge"),
+    ],
+    ids=str,
+)
+def test_a_spec_narrows_the_types_of_the_stage(resources: dict[str, Any], queue: str, names: str) -> None:
+    planned = plan(spec(resources=resources), LADDER, run_id=RUN_ID)
+    assert (planned.queue, types_text(planned.instance_types)) == (queue, names)
+    assert planned.nproc_per_node == 1
+
+
+def test_a_job_takes_the_prices_of_all_types_along() -> None:
+    quotes = {"g6e.xlarge": 0.95, "g5.4xlarge": 0.7}
+
+    def prices(row: InstanceType) -> Prices:
+        known = recorded(row)
+        quoted = Quote(usd_per_hour=quotes.get(row.name, 0), date="2026-11-28", source="EC2")
+        return replace(known, spot=quoted) if row.name in quotes else known
+
+    planned = plan(spec(max_usd=5), LADDER, run_id=RUN_ID, prices_of=prices)
+    assert planned.usd_per_hour == 0.95
+    options = [part for part in command_of(planned) if part.startswith(("--instance", "--other", "--spot"))]
+    assert options == [
+        "--instance-type=g6e.xlarge",
+        '--other-instance-types={"g5.xlarge": null, "g5.4xlarge": 0.7}',
+        "--spot-usd-per-hour=0.95",
+    ]
+    # The budget has to pay for the most expensive type.
+    on_demand = {"capacity": "on-demand"}
+    with pytest.raises(UsageError, match=r"max_usd: 0.1 pays for 3.2 more minutes of 1 x g6e.xlarge"):
+        plan(spec(max_usd=0.1, resources=on_demand), LADDER, run_id=RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("resources", "message", "next_step"),
+    [
+        (
+            {"gpu": "H100"},
+            "that fit. It has g6e.xlarge (1 x L40S of 45 GiB), g5.xlarge or g5.4xlarge (1 x A10G of 22 GiB)",
+            "change resources.gpu, or ask for other instance_types",
+        ),
+        (
+            {"gpu_memory_gib": 80},
+            "resources.gpu_memory_gib: no queue of stage 'dev' has only",
+            "change resources.gpu_m",
+        ),
+        ({"instance_types": ["g5.2xlarge"]}, "resources.instance_types: no queue", "change resources.instance_types"),
+        (
+            {"instance_types": ["g5.xlarge"]},
+            "that fit; with g5.xlarge, Batch may start other types. It has",
+            "change resources.instance_types",
+        ),
+        (
+            {"gpu": "L40S", "capacity": "on-demand"},
+            "that fit; with g6e.xlarge, Batch may start other types",
+            "set resources.capacity to 'spot', which has a queue of g6e.xlarge; or",
+        ),
+    ],
+    ids=str,
+)
+def test_types_that_the_stage_lacks_are_refused(resources: dict[str, Any], message: str, next_step: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(spec(resources=resources), LADDER, run_id=RUN_ID)
+    assert message in str(error.value.args[0])
+    assert error.value.next_step is not None
+    assert error.value.next_step.startswith(next_step)
+
+
 def test_notebook_is_one_process_with_all_cards() -> None:
     planned = plan(spec(job="notebook", arguments={"files": "data://research/earlier/"}), STAGE, run_id=RUN_ID)
     assert command_of(planned)[4:] == [
@@ -464,7 +553,7 @@ SCRIPT = {"job": "script", "arguments": {"code": f"s3://runs/research/code/{'0' 
         (COMPILED, STAGE, "works on GPUs only.*Habana's"),
         (
             COMPILED,
-            replace(STAGE, instance_type=instance_type("m6i.4xlarge")),
+            replace(STAGE, instance_types=(instance_type("m6i.4xlarge"),)),
             "works on GPUs only, but the job runs on m6i.4xlarge; the image cpu has no compiler",
         ),
         ({"team": "vision"}, STAGE, "team 'vision' not found in stage 'dev'"),

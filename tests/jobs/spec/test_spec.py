@@ -63,13 +63,14 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
         ({"nam": "x"}, "nam: unknown key; did you mean 'name'?"),
         ({"resources": {"nnode": 1}}, "resources.nnode: unknown key; did you mean 'nnodes'?"),
         (
-            {"gpu": 1},
+            {"zone": 1},
             (
-                "gpu: unknown key; available: 'arguments', 'attempts', 'env', 'hang_timeout_seconds', 'health', 'job', "
-                "'max_hours', 'max_usd', 'name', 'priority', 'resources', 'start_timeout_seconds', "
+                "zone: unknown key; available: 'arguments', 'attempts', 'env', 'hang_timeout_seconds', 'health', "
+                "'job', 'max_hours', 'max_usd', 'name', 'priority', 'resources', 'start_timeout_seconds', "
                 "'stop_if_idle_minutes', 'sweep', 'team', 'timeout_hours'"
             ),
         ),
+        ({"gpu": "L40S"}, "gpu: unknown key here; use resources.gpu"),
         ({"resources": 8}, "resources: must be a mapping of keys to values, not 8"),
         ({"resources": {"nproc_per_node": "all"}}, "resources.nproc_per_node: must be a whole number, not 'all'"),
         (

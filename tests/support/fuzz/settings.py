@@ -30,7 +30,7 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
     "name": ("a", "dev-2", "abcdefghijklm", "prod"),
     "account": ("000000000000", "123456789012", "123", "*", "\u0661\u0662\u0663456789012"),
     "region": ("us-west-2", "eu-central-1", "cn-north-1", "us-gov-west-1", "us-east-1 ", "US-EAST-1", "nowhere-1"),
-    "instance_type": (*INSTANCE_TYPES, "dl1", "p4d.24xlarge "),
+    "instance_types": (*((name,) for name in INSTANCE_TYPES), ("dl1",), ("p4d.24xlarge ",), (), tuple(INSTANCE_TYPES)),
     "cpu_instance_type": (*INSTANCE_TYPES, "m6i"),
     "release": (*releases(), "1.5.0", "latest"),
     "image_tag": ("1.21.0-0123456789ab", "latest", "a b", ":", "a" * 129),

@@ -28,7 +28,7 @@ ALL = Stage(
     ),
     account="123456789012",
     region="us-east-1",
-    retiring=(Pool(instance_type="p4d.24xlarge", release="cuda-2026.11"),),
+    retiring=(Pool(instance_types=("p4d.24xlarge",), release="cuda-2026.11"),),
     machine_image=None,
     max_nodes=8,
     max_on_demand_nodes=4,
@@ -88,7 +88,7 @@ CUDA = tuple(
         name=name.replace(".", "-"),
         teams=(Team(name="research"),),
         region="us-east-1" if efa else None,
-        instance_type=name,
+        instance_types=(name,),
         max_on_demand_nodes=1,
         max_multinode_nodes=2 if efa else 0,
     )
