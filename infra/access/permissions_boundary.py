@@ -42,6 +42,7 @@ _REGIONAL_ACTIONS = (
     "ec2:CreateSnapshot",  # Image Builder, when it creates an AMI
     "ec2:CreateTags",
     "ec2:Describe*",
+    "ec2:GetSpotPlacementScores",
     "ec2:RevokeSecurityGroup*",
     "ec2messages:*",
     "ecr:BatchCheckLayerAvailability",

@@ -66,7 +66,7 @@ def serve(
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import access, batch, cloudformation, ecr, events, functions, s3, settings
+        from infra.emulator import access, batch, cloudformation, ecr, events, functions, placement_scores, s3, settings
         from infra.emulator.application import Application
         from infra.emulator.containers import process_executor
 
@@ -78,6 +78,7 @@ def serve(
         events.install()
         cloudformation.install(endpoint, credentials)
         s3.install()
+        placement_scores.install()
         if keep is not None:
             s3.keep_objects(keep.absolute())
         ecr.install(registry)

@@ -239,6 +239,7 @@ class MemberRole(InlineRole):
                 "ec2:DescribeSubnets",
                 # Current prices, for plans
                 "ec2:DescribeSpotPriceHistory",
+                "ec2:GetSpotPlacementScores",
                 "pricing:GetProducts",
                 "servicequotas:GetServiceQuota",
             ],

@@ -1,6 +1,7 @@
 """`trainyard estimate SPEC`: time and money of a spec on each instance type, before anything is spent."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,6 +48,7 @@ def estimate(
     from jobs.core.words import counted
     from jobs.money.estimate import model_name
     from jobs.runs.batch import read_stage, room_of
+    from jobs.runs.considered import considered
     from jobs.runs.spec_file import read_specs
     from jobs.spec.kinds.finetune_classification import FinetuneClassification
     from jobs.spec.kinds.pretrain_mlm import PretrainMlm
@@ -82,14 +84,36 @@ def estimate(
             )
         samples = sum(work.samples for work in works)
         figures = {"points": len(points), "samples": samples, "estimates": list(map(dataclasses.asdict, found))}
+        types = considered(aws, stage, each, partial(_by_type, [] if each.sweep else found))
+        figures["considered"] = list(map(dataclasses.asdict, types))
         answers.append({"name": each.name, **figures})
         if output == "table":
             heading = each.name if len(specs) > 1 else ""
             if workers is not None:
                 heading = f"{each.name}: {counted(len(points), 'point')}, {workers} at a time"
             _show(heading, found, unknown)
+            tables.show_considered(types, on=tables.stdout(), emulated=stage.emulated)
     if output == "json":
         tables.print_json(answers if len(specs) > 1 else answers[0])
+
+
+def estimates_by_type(aws: "Aws", stage: "DeployedStage", spec: "JobSpec") -> "dict[str, Estimate]":
+    """Return the estimates of a run by instance type. Empty for sweeps, and if nothing is known about its speed."""
+    from jobs.core.errors import TrainyardError
+    from jobs.spec.kinds.finetune_classification import FinetuneClassification
+    from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+
+    if spec.sweep is not None or not issubclass(spec.kind.arguments, (FinetuneClassification, PretrainMlm)):
+        return {}
+    try:
+        found, _ = _estimates(aws, stage, [spec], [_work(aws, stage, spec, None, {})], None)
+    except TrainyardError:  # its examples cannot be counted before it runs
+        return {}
+    return _by_type(found)
+
+
+def _by_type(found: "Sequence[Estimate]") -> "dict[str, Estimate]":
+    return {each.place: each for each in found}
 
 
 def _work(

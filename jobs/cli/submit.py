@@ -1,6 +1,7 @@
 """`trainyard submit SPEC`: check, plan, confirm, submit exactly once, follow."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,10 +68,12 @@ def submit_specs(
     """Submit the specs of a file and return their run ids. Raises the error of the first run that failed."""
     from dataclasses import replace
 
-    from jobs.cli import submission
+    from jobs.cli import submission, tables
+    from jobs.cli.estimate import estimates_by_type
     from jobs.core.errors import TrainyardError, raise_all
     from jobs.runs import planning
     from jobs.runs.batch import read_stage
+    from jobs.runs.considered import considered
     from jobs.runs.spec_file import read_specs
 
     quick = replace(aws, quick=True)  # to complete a list of errors that are known without AWS
@@ -92,6 +95,10 @@ def submit_specs(
     plans = planning.plan_runs(aws, stage, specs, check_contents=check_contents)
     if mode is Mode.DRY_RUN:
         submission.show_dry_run(plans, emulated=stage.emulated, output=output)
+        for planned in plans:
+            types = considered(aws, stage, planned.spec, partial(estimates_by_type, aws, stage, planned.spec))
+            on = tables.stderr() if output == "json" else tables.stdout()
+            tables.show_considered(types, on=on, emulated=stage.emulated)
         return []
     submission.show_plans(plans, emulated=stage.emulated)
     if not yes and not stage.emulated:

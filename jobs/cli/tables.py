@@ -37,6 +37,7 @@ from jobs.spec.code import Pack
 from jobs.spec.plan import Plan
 
 if TYPE_CHECKING:
+    from jobs.runs.considered import Considered
     from jobs.runs.why import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
@@ -261,6 +262,47 @@ def plans_table(plans: Sequence[Plan], *, emulated: bool) -> Table:
             ", ".join(names.get(run.run_id, run.run_id) for run in plan.dependencies),
         )
     return table
+
+
+def considered_table(rows: "Sequence[Considered]") -> Table:
+    """Return a table of the instance types considered for a run, at most 80 characters wide. Prices are in USD."""
+    cells = {
+        "TYPE": [row.instance_type for row in rows],
+        "ZONES": ["unknown" if row.zones is None else _short_zones(row.zones) for row in rows],
+        "SPOT/H": [f"{row.spot_usd_per_hour:.2f}" for row in rows],
+        "ON-D./H": [f"{row.on_demand_usd_per_hour:.2f}" for row in rows],
+        "CARD/H": [_known(row.card_usd_per_hour, ".2f") for row in rows],
+        "SCORE": [_known(row.placement_score, "d") for row in rows],
+        "HOURS": [_known(row.hours, ".1f") for row in rows],
+        "USD": [_known(row.usd, ".2f") for row in rows],
+    }
+    shown = {name: column for name, column in cells.items() if name not in ("HOURS", "USD") or {*column} != {"unknown"}}
+    table = columns(*shown)
+    table.width = 80
+    for column in table.columns[2:]:
+        column.justify = "right"
+    table.add_column("WHY", overflow="fold")
+    for row, *values in zip(rows, *shown.values(), strict=True):
+        table.add_row(*values, Text(row.reason, style="" if row.is_chosen else "dim"))
+    return table
+
+
+def show_considered(rows: "Sequence[Considered]", *, on: Console, emulated: bool) -> None:
+    """Print the instance types considered for a run, if there are several."""
+    if rows:
+        on.print()
+        show(considered_table(rows), on=on)
+        if emulated:
+            on.print("on the emulator, prices are the recorded ones, and scores are one recorded answer of EC2")
+
+
+def _known(value: float | None, form: str) -> str:
+    return "unknown" if value is None else f"{value:{form}}"
+
+
+def _short_zones(zones: Sequence[str]) -> str:
+    """Return ids of one region's zones: `az1,2,4`."""
+    return f"az{','.join(zone.rpartition('az')[2] for zone in zones)}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -10,17 +10,23 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
 
     For a waiting run, checks everything in Batch and EC2 that can keep it from starting.
     """
+    import contextlib
     import dataclasses
     from datetime import datetime, timezone
 
     from rich.text import Text
 
     from jobs.cli import tables
+    from jobs.cli.estimate import estimates_by_type
     from jobs.cli.sweep_state import read_state, refuse_point
+    from jobs.core.errors import UsageError
     from jobs.core.words import duration, printable
     from jobs.runs import batch, storage
+    from jobs.runs.considered import considered
     from jobs.runs.job import UNSUCCESSFUL
+    from jobs.runs.run_records import read_spec
     from jobs.runs.why import findings, is_waiting
+    from jobs.spec.placement import place
 
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)
@@ -28,6 +34,11 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     refuse_point(aws, stored, "why")
     job = batch.job_of(aws, stage, stored.run_id)
     found = findings(aws, stage, job) if is_waiting(job) else []
+    spec = read_spec(aws, stored.location) if found else None
+    types = []
+    with contextlib.suppress(UsageError):  # the stage has changed, or the run has moved to another queue
+        if spec is not None and place(spec, stage).queue_name == job.queue:
+            types = considered(aws, stage, spec, lambda: estimates_by_type(aws, stage, spec))
     sweep = read_state(aws, stored, job) if job.points else None
     if sweep is not None:
         ended_by = sweep.reason
@@ -36,8 +47,10 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
             job.reason if job.state in UNSUCCESSFUL else ""
         )
     if output == "json":
-        answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
-        tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
+        answer: dict[str, object] = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
+        answer["findings"] = [dataclasses.asdict(finding) for finding in found]
+        answer["considered"] = [dataclasses.asdict(row) for row in types]
+        tables.print_json(answer)
         return
     console = tables.stderr()
     if ended_by:
@@ -61,3 +74,4 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     nodes = f" on {job.nodes_text}" if job.nodes_text else ""
     console.print(f"{job.run_id} is {job.state}{nodes} in queue {job.queue}, submitted {waited} ago")
     tables.show(tables.findings_table(found), on=tables.stdout())
+    tables.show_considered(types, on=tables.stdout(), emulated=stage.emulated)

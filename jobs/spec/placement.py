@@ -134,7 +134,7 @@ def _misfit(spec: JobSpec, stage: DeployedStage, queues: list[tuple[InstanceType
     key = next(keys, "nnodes")
     there = ", ".join(f"{types_text(group)} ({card_text(group[0])})" for group in environments(tuple(rows)))
     fits = " and ".join(row.name for row in rows if not requested.misfit(row))
-    mixed = f"; with {fits}, Batch may start other types" if fits else ""
+    mixed = f": the queue of {fits} also starts other types" if fits else ""
     spot = [
         types
         for queue, types in queues_for(spec, stage)

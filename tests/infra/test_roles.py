@@ -189,7 +189,12 @@ SUBMISSIONS: list[Row] = [
     ("batch:GetJobQueueSnapshot", "{spot}", OURS, ALL_PEOPLE),
     *(
         (action, "*", {}, ALL_PEOPLE)
-        for action in ("ec2:DescribeSpotPriceHistory", "pricing:GetProducts", "servicequotas:GetServiceQuota")
+        for action in (
+            "ec2:DescribeSpotPriceHistory",
+            "ec2:GetSpotPlacementScores",
+            "pricing:GetProducts",
+            "servicequotas:GetServiceQuota",
+        )
     ),
     ("ec2:DescribeSubnets", "*", {}, ALL_PEOPLE),
     ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{ALL_PEOPLE} access/OfferFunctionRole"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from botocore.exceptions import ClientError
@@ -21,6 +22,9 @@ from jobs.spec.plan import Plan
 from jobs.spec.spec import parse_spec
 from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import SPEC, planned_to_run, wait_for
+
+if TYPE_CHECKING:
+    from mypy_boto3_batch.type_defs import ComputeEnvironmentOrderTypeDef
 
 DELAYS_SECONDS = (0.05, 0.05, 0.05)
 
@@ -87,7 +91,9 @@ def test_a_job_starts_on_the_next_card_if_the_first_has_no_capacity(emulated: Aw
         )["computeEnvironmentArn"]
         for name in names
     ]
-    order = [{"order": number, "computeEnvironment": arn} for number, arn in enumerate(arns, start=1)]
+    order: list[ComputeEnvironmentOrderTypeDef] = [
+        {"order": number, "computeEnvironment": arn} for number, arn in enumerate(arns, start=1)
+    ]
     policy = client.describe_job_queues()["jobQueues"][0]["schedulingPolicyArn"]
     queue = client.create_job_queue(
         jobQueueName="ladder", priority=1, computeEnvironmentOrder=order, schedulingPolicyArn=policy

@@ -23,7 +23,17 @@ from jobs.spec.launcher_options import LauncherOptions, Limits
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
 from jobs.spec.submit_job import Dependency
-from tests.support.jobs.planning import ARGUMENTS, EMULATED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
+from tests.support.jobs.planning import (
+    ARGUMENTS,
+    EMULATED,
+    LADDER,
+    LARGE,
+    RUN_ID,
+    STAGE,
+    command_of,
+    environment_of,
+    spec,
+)
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
 MAX_PAYLOAD_BYTES = 30 * 1024
@@ -342,14 +352,6 @@ def test_queue_depends_on_team_capacity_and_kind() -> None:
     assert (corpus.instance_type.name, corpus.accelerator) == ("m6i.4xlarge", "cpu")
 
 
-LADDER = replace(
-    LARGE,
-    instance_types=tuple(map(instance_type, ("g6e.xlarge", "g5.xlarge", "g5.4xlarge"))),
-    queues={**LARGE.queues, "spot-g6e.xlarge": "arn:queue/l40s", "spot-g5.xlarge": "arn:queue/a10g"},
-)
-"""A stage whose pool has two cards, one of them in two sizes."""
-
-
 @pytest.mark.parametrize(
     ("resources", "queue", "names"),
     [
@@ -410,12 +412,12 @@ def test_a_job_takes_the_prices_of_all_types_along() -> None:
         ({"instance_types": ["g5.2xlarge"]}, "resources.instance_types: no queue", "change resources.instance_types"),
         (
             {"instance_types": ["g5.xlarge"]},
-            "that fit; with g5.xlarge, Batch may start other types. It has",
+            "that fit: the queue of g5.xlarge also starts other types. It has",
             "change resources.instance_types",
         ),
         (
             {"gpu": "L40S", "capacity": "on-demand"},
-            "that fit; with g6e.xlarge, Batch may start other types",
+            "that fit: the queue of g6e.xlarge also starts other types",
             "set resources.capacity to 'spot', which has a queue of g6e.xlarge; or",
         ),
     ],

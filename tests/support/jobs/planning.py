@@ -35,6 +35,12 @@ LARGE = replace(
     },
 )
 """A stage with On-Demand instances and multi-node jobs."""
+LADDER = replace(
+    LARGE,
+    instance_types=tuple(map(instance_type, ("g6e.xlarge", "g5.xlarge", "g5.4xlarge"))),
+    queues={**LARGE.queues, "spot-g6e.xlarge": "arn:queue/l40s", "spot-g5.xlarge": "arn:queue/a10g"},
+)
+"""A stage whose pool has two cards, one of them in two sizes."""
 
 
 ARGUMENTS = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"}
