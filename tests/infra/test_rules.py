@@ -104,6 +104,17 @@ def test_a_rule_reports_violations(variants: Templates, rule: Rule) -> None:
         assert all(found.split(" ")[1] in templates[found.split(" ")[0]]["Resources"] for found in findings)
 
 
+def test_only_groups_of_efa_instances_need_rules_for_themselves(templates: Templates) -> None:
+    # GIVEN a stage without EFA WHEN its groups admit only TCP from themselves
+    of_stage = copy.deepcopy(_of_stage(templates, "dev"))
+    for template in of_stage.values():
+        for resource in template["Resources"].values():
+            if resource["Type"] in (INGRESS, EGRESS):
+                resource["Properties"]["IpProtocol"] = "tcp"
+    # THEN no rule for EFA is broken
+    assert "TY-SecurityGroup-EfaAmongItself" not in broken_rules(of_stage)
+
+
 def test_synthesis_stops_at_broken_rules_unless_acknowledged(tmp_path: Path) -> None:
     # GIVEN a launch template without required session tokens, and a bucket without protection
     app = new_app(tmp_path / "refused")
