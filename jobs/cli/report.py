@@ -99,7 +99,7 @@ def page_of(
     home: str = "",
     query: str | None = None,
 ) -> str:
-    """Read a run or a sweep and return its page. `live` None: the page is live until the run has ended.
+    """Read a run or a sweep and return its page. With `live` None, the page is live until the run has ended.
 
     `home` and `query`: address of the page of all runs, and the end of the addresses of other pages on its server.
     """
