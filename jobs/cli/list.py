@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jobs.core.records import Receipt
     from jobs.core.stage import DeployedStage
     from jobs.runs.job import Job
+    from jobs.runs.storage import EndedReceipts
 
 Order = Literal["time", "duration", "cost", "metric"]
 
@@ -139,20 +140,23 @@ def _check_known(option: str, value: str | None, known: Collection[str]) -> None
 
 
 def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") -> list[ListedRun]:
-    from jobs.runs.storage import in_parallel
+    from jobs.runs.storage import EndedReceipts, in_parallel
 
     _ = aws.s3  # create the client before the threads share it
+    ended = EndedReceipts(stage)
 
     def read(job: "Job") -> ListedRun:
         try:
-            return read_listed(aws, stage, job)
+            return read_listed(aws, stage, job, ended=ended)
         except Exception:  # noqa: BLE001 - another team's or another release's receipt: list the run without it
             return ListedRun(job=job, receipt=None)
 
-    return in_parallel(read, jobs)
+    runs = in_parallel(read, jobs)
+    ended.save()
+    return runs
 
 
-def read_listed(aws: "Aws", stage: "DeployedStage", job: "Job") -> ListedRun:
+def read_listed(aws: "Aws", stage: "DeployedStage", job: "Job", *, ended: "EndedReceipts | None" = None) -> ListedRun:
     """Read the receipt of a job's run, or the state of a sweep's points. Raises the errors of reading them."""
     from jobs.cli.sweep_state import read_state
     from jobs.core.locations import S3Location
@@ -162,7 +166,7 @@ def read_listed(aws: "Aws", stage: "DeployedStage", job: "Job") -> ListedRun:
     location = S3Location(stage.run_bucket, run_prefix(job.team, job.run_id))
     if job.points:
         return ListedRun(job=job, receipt=None, sweep=read_state(aws, StoredRun(job.run_id, job.team, location), job))
-    receipt = read_receipt(aws, location)
+    receipt = ended.read(aws, location, job) if ended else read_receipt(aws, location)
     return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
 
 

@@ -1,9 +1,14 @@
 """Find runs in the stage's run bucket, and read or fetch their files."""
 
 import difflib
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -34,10 +39,17 @@ from jobs.core.run import (
     spec_name,
 )
 from jobs.core.stage import DeployedStage
+from jobs.runs.job import Job
 from jobs.spec.code import CODE_RECORD
 
 _COORDINATION = (CLAIMS, RENDEZVOUS)
 """Folders that jobs use for coordination; no other program reads them."""
+
+_SETTLED = timedelta(minutes=10)
+"""Time after the end of a job from which its run's receipt is final: longer than any container takes to stop."""
+
+_KEPT_RECEIPTS = 5000
+"""Receipts kept on this machine for each stage, the newest ones: 20 MB."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -172,6 +184,47 @@ def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
     """
     text = object_store.read_once(aws.s3, run / RECEIPT)
     return None if text is None else records.parse_receipt(text, place=run / RECEIPT)
+
+
+class EndedReceipts:
+    """The receipts of ended jobs, kept in the user's cache folder, so that each is read from S3 only once.
+
+    No program changes a run's receipt after its job has ended, and a run that continues has another job. Kept is what
+    S3 returned, because a later release may read more of it.
+    """
+
+    def __init__(self, stage: DeployedStage) -> None:
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may have no home
+        self._path = Path(folder, "trainyard", f"receipts-{stage.run_bucket}.json")
+        self._kept: dict[str, str] = {}
+        self._is_new = False
+        with suppress(OSError, ValueError):  # none yet, or damaged: read again
+            found = json.loads(self._path.read_bytes())
+            self._kept = {job_id: text for job_id, text in found.items() if isinstance(text, str)}
+
+    def read(self, aws: Aws, run: S3Location, job: Job) -> Receipt | None:
+        """Read the receipt of a job's run like `read_receipt`. Several threads may call it."""
+        text = self._kept.get(job.id)
+        if text is None:
+            content = object_store.read_once(aws.s3, run / RECEIPT)
+            if content is None:
+                return None
+            text = content.decode(errors="replace")
+            if job.ended and job.stopped_at and datetime.now(timezone.utc) - job.stopped_at > _SETTLED:
+                self._kept[job.id] = text
+                self._is_new = True
+        return records.parse_receipt(text.encode(), place=run / RECEIPT)
+
+    def save(self) -> None:
+        """Keep what was read for the next command. A folder that cannot be written to is no error."""
+        if not self._is_new:
+            return
+        newest = [*self._kept.items()][-_KEPT_RECEIPTS:]
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+                json.dump(dict(newest), file)
+            Path(file.name).replace(self._path)
 
 
 def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from jobs.aws.connection import Aws
 from jobs.cli.options import parse_since
 from jobs.core.errors import UsageError
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.jobs.proxies import FaultyProxy
 from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import RunCommand
+from tests.support.running_emulator import environment_of
 
 
 def test_list_shows_results_filters_and_sorts(aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws) -> None:
@@ -54,6 +57,47 @@ def test_list_shows_results_filters_and_sorts(aws_trainyard: Trainyard, run_comm
     assert nothing.stdout == ""
     assert nothing.stderr == "no runs in stage 'dev' with --since 7d; submit one: trainyard submit SPEC\n"
     assert "next: use one of SUBMITTED, " in aws_trainyard("list", "--state", "DONE", expect=2).stderr
+
+
+def test_receipts_of_ended_runs_are_read_once(
+    *,
+    trainyard: Trainyard,
+    run_command: RunCommand,
+    emulated: Aws,
+    faulty: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    planned = run_command(["true"]).plan
+    place = planned.run_location / "receipt.json"
+
+    def write(accuracy: float) -> None:
+        receipt = three_attempts(100, run_id=planned.run_id, accuracy=accuracy).receipt
+        assert receipt is not None
+        emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=receipt.model_dump_json().encode())
+
+    def listed() -> tuple[float, int]:
+        """Return the run's metric and the number of receipts that were read."""
+        faulty.seen.clear()
+        done = trainyard("list", "--limit", "1", "-o", "json", environment=environment_of(faulty.url))
+        [run] = json.loads(done.stdout)
+        assert run["run_id"] == planned.run_id
+        return run["metric"]["value"], faulty.seen.count("receipt.json")
+
+    write(0.7)
+    assert listed() == (0.7, 1)
+    write(0.8)
+    assert listed() == (0.8, 1), "just ended: its container may still write"
+
+    monkeypatch.setattr("jobs.runs.storage._SETTLED", timedelta(0))
+    assert [listed(), listed()] == [(0.8, 1), (0.8, 0)]
+    # WHEN the kept file is damaged, THEN the receipts are read again
+    [kept] = Path(tmp_path, "home/.cache/trainyard").glob("receipts-*.json")
+    kept.write_text('["half a')
+    assert [listed(), listed()] == [(0.8, 1), (0.8, 0)]
+    # WHEN the run continues, THEN its job is another one
+    kept.write_text(json.dumps({f"earlier-{name}": text for name, text in json.loads(kept.read_text()).items()}))
+    assert listed() == (0.8, 1)
 
 
 @pytest.mark.parametrize(("text", "ago"), [("90s", 90), ("30m", 1800), ("1 h", 3600), ("7d", 604800)])
