@@ -1,6 +1,7 @@
 """`trainyard data`: look at tables of examples, and manage a team's files in the data bucket of the stage."""
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -99,13 +100,18 @@ def data_show(
         labels=LabelFormat(problem, label_delimiter),
     )
     connect, stage = ctx.obj.aws, ctx.obj.stage
-    found = summarize(
-        connect,
-        [_table(connect, stage, location) for location in tables],
-        [_table(connect, stage, location) for location in held_out or []],
-        columns,
-        Model(_resolved(connect, stage, model, kind="models"), max_length) if model else None,
-    )
+    try:
+        found = summarize(
+            connect,
+            [_table(connect, stage, location) for location in tables],
+            [_table(connect, stage, location) for location in held_out or []],
+            columns,
+            Model(_resolved(connect, stage, model, kind="models"), max_length) if model else None,
+        )
+    except UsageError as error:
+        # The advice is written for specs, whose keys are options here.
+        error.next_step = error.next_step and re.sub(r"\bset (delimiter|encoding): ", r"add --\1 ", error.next_step)
+        raise
     if output == "json":
         printed.print_json(found.model_dump(mode="json"))
         return

@@ -46,6 +46,8 @@ def test_data_is_uploaded_listed_shown_and_deleted(
     warned = trainyard("put", "german.csv", "data://research/films/")[1].splitlines()
     assert warned[0] == "warning: german.csv, line 1: its columns are separated by ';', not by ','"
     assert warned[1] == "next: set delimiter: ';'"
+    with pytest.raises(UsageError, match=r"separated by ';', not by ','\nNext: add --delimiter ';'"):
+        trainyard("show", "german.csv")
     trainyard("rm", "data://research/films/german.csv", "--yes")
     with pytest.raises(UsageError, match=r"^nothing was deleted: 1 file, 24 bytes, at data://research/films\n"):
         trainyard("rm", "data://research/films")
