@@ -26,7 +26,7 @@ from jobs.cli.leftovers import leftovers
 from jobs.cli.list import list_runs
 from jobs.cli.local import STATE_FILE, local
 from jobs.cli.logs import logs
-from jobs.cli.options import RUNS_FOLDER, Group, parse_since
+from jobs.cli.options import RUNS_FOLDER, Group, is_fetched, parse_since
 from jobs.cli.receipt import receipt
 from jobs.cli.report import report
 from jobs.cli.resume import resume
@@ -206,7 +206,7 @@ def _show_newest_run(target: Target) -> None:
         steps += [("why {}", "why it is waiting")] if newest.state != "RUNNING" else []
     elif newest.state == "SUCCEEDED":
         steps = [("receipt {}", "its result and cost"), ("report {}", "an HTML page with curves, mistakes and costs")]
-        if not (RUNS_FOLDER / newest.run_id).exists():
+        if not is_fetched(newest.run_id):
             steps.append(("fetch {}", f"download its model and curves into {RUNS_FOLDER}/"))
     else:
         steps = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jobs.cli.options import RUNS_FOLDER, Group, Output, Run, Yes, user_path
+from jobs.cli.options import RUNS_FOLDER, Group, Output, Run, Yes, is_fetched, user_path
 
 if TYPE_CHECKING:
     from jobs.cli.emulator import Server
@@ -143,7 +143,7 @@ def _would_be_lost(server: "Server", stage_name: str) -> list[str]:
         if job.state == "SUCCEEDED" and job.points:  # a sweep has no files of its own, but its points do
             sweep = read_sweep(aws, storage.find_run(aws, stage, job.run_id).location)
             succeeded += [point.run_id for point in sweep.points] if sweep else []
-    unfetched = [run_id for run_id in succeeded if not server.keep and not (RUNS_FOLDER / run_id).exists()]
+    unfetched = [run_id for run_id in succeeded if not server.keep and not is_fetched(run_id)]
     return [
         *([f"{counted(len(active), 'unfinished job')}: {_names(active)}"] if active else []),
         *([f"{counted(len(unfetched), 'run')} not in ./{RUNS_FOLDER}: {_names(unfetched)}"] if unfetched else []),

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.core.errors import UsageError
-from jobs.core.run import LATEST, is_latest
+from jobs.core.run import LATEST, RECEIPT, is_latest
 
 RUNS_FOLDER = Path("runs")
 """Default folder of `trainyard fetch`."""
@@ -62,6 +62,11 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 def user_path(text: str) -> Path:
     """Return a path with `~` expanded, because shells do not expand it in `--to=~/runs`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def is_fetched(run_id: str) -> bool:
+    """Return whether a run's results are below the current folder. `fetch --code` and `report` download none."""
+    return (RUNS_FOLDER / run_id / RECEIPT).is_file()
 
 
 def folder_of(text: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -206,13 +207,18 @@ def test_down_confirms_losing_jobs_and_unfetched_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_command(["true"])
+    ended = run_command(["true"]).plan.run_id
     plan = planned_to_run(emulated, stage, ["sleep", "60"])
     job_id = send(emulated, plan)
-    monkeypatch.chdir(tmp_path)  # where no run was fetched to
+    monkeypatch.chdir(tmp_path)  # where no run was fetched to, but the code of one
+    (tmp_path / f"runs/{ended}/code").mkdir(parents=True)
     with pytest.raises(UsageError, match="was not stopped, because this would be lost") as refused:
         down("dev", deployed_aws.state_file, yes=False)
     assert f"unfinished job: {plan.run_id}" in str(refused.value)
-    assert " not in ./runs: " in str(refused.value)
+    assert re.search(rf" not in ./runs: .*{ended}", str(refused.value))
+    (tmp_path / f"runs/{ended}/receipt.json").touch()
+    with pytest.raises(UsageError, match="would be lost") as refused:
+        down("dev", deployed_aws.state_file, yes=False)
+    assert ended not in str(refused.value)
     batch.terminate(emulated, job_id, reason="enough")
     wait_for(emulated, stage, job_id)
