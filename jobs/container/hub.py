@@ -5,6 +5,7 @@ result, the arguments and the provenance. It names no license, because that is t
 
 huggingface_hub reads the token from HF_TOKEN, so that no argument, process list or log contains the token. The push is
 the last step, after everything is on S3. If it fails, the run succeeds, and a warning explains how to repeat the push.
+`hub_saves` also pushes while a training continues.
 """
 
 import json
@@ -69,9 +70,9 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
                 f"push_to_hub: the token may not write to {repository}: the hub answered {hub_answer(error)}",
                 next_step="check the name, and that the token is valid and has write access",
             ) from None
-        log.warning("warning: push_to_hub: unexpected answer from the hub: %s", _first_line(error))
+        log.warning("warning: push_to_hub: unexpected answer from the hub: %s", first_line(error))
     except hub_unreachable() as error:
-        log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
+        log.warning("warning: push_to_hub: the hub cannot be reached now: %s", first_line(error))
 
 
 def write_card(
@@ -85,13 +86,13 @@ def write_card(
 def push(folder: Path, *, run: S3Location, repository: str) -> None:
     """Push the model in `folder`. A failure is only a warning, because the model is on S3."""
     try:
-        _upload(folder, run=run, repository=repository, repository_type="model")
+        upload(folder, run=run, repository=repository, repository_type="model")
     except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
             "warning: the model was not pushed to %s: %s. To push it: aws s3 cp --recursive %s model && hf upload %s "
             "model . --private",
             repository,
-            _first_line(error),
+            first_line(error),
             run / MODEL,
             repository,
         )
@@ -113,27 +114,30 @@ def push_artifact(
         # The manifest makes a copy from the hub a complete artifact, too.
         (folder / MANIFEST).write_text(artifact.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (folder / CARD).write_text(artifact_card(repository, location, artifact.manifest), encoding="utf-8")
-        _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
+        upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
     except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
             "warning: the %s was not pushed to %s: %s. To push it: submit the same job again, which finds %s and "
             "pushes it",
             kind,
             repository,
-            _first_line(error),
+            first_line(error),
             location,
         )
 
 
-def _upload(folder: Path, *, run: S3Location, repository: str, repository_type: str) -> None:
-    """Create the repository if it does not exist, and push all files of `folder` in one commit."""
+def upload(folder: Path, *, run: S3Location, repository: str, repository_type: str, step: int | None = None) -> None:
+    """Create the repository if it does not exist, and push all files of `folder` in one commit.
+
+    `step` is named in the commit's message if the model is not the final one.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()  # the log consists of lines
     api = HfApi()
     _create(api, repository, repository_type)
-    message = f"Run {run_id(run)}"
+    message = f"Run {run_id(run)}" if step is None else f"Run {run_id(run)}, step {step}"
     api.upload_folder(repo_id=repository, repo_type=repository_type, folder_path=folder, commit_message=message)
     path = repository if repository_type == "model" else f"{repository_type}s/{repository}"
     log.info("hub: pushed to %s/%s", api.endpoint, path)
@@ -143,7 +147,8 @@ def _create(api: "HfApi", repository: str, repository_type: str) -> None:
     api.create_repo(repository, repo_type=repository_type, private=True, exist_ok=True)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first two lines of an error as one line. An error of the hub has its address in the second one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) or type(error).__name__
 
@@ -165,7 +170,7 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
     arguments = recipe.model_dump(mode="json", exclude_none=True)
     return _card(
         metadata,
-        title=recipe.push_to_hub or run_id(run),
+        title=recipe.hub_repository or run_id(run),
         summary=f"{_summary(recipe)} Produced by trainyard's run `{run_id(run)}`.",
         tables=[
             ("Result", "metric", result),

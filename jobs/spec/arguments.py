@@ -489,9 +489,11 @@ def _description(model: type[BaseModel], path: tuple[int | str, ...]) -> str | N
             return None
         if number == len(path):
             return field.description
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        types = (each for each in (field.annotation, *get_args(field.annotation)) if isinstance(each, type))
+        inner = next((each for each in types if issubclass(each, BaseModel)), None)
+        if inner is None:
             return None
-        model = field.annotation
+        model = inner
     return None
 
 

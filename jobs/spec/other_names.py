@@ -51,6 +51,7 @@ ROWS: Sequence[tuple[str, str, str]] = (
     ("load_best_model_at_end", "arguments.metric_for_best_model", "which names the metric"),
     ("data_seed", "arguments.seed", ""),
     ("hub_model_id", "arguments.push_to_hub", ""),
+    ("hub_strategy", "arguments.push_to_hub", "with each_save: true for every_save"),
     ("model_name_or_path model train_file train_data eval_data data dataset", "arguments.inputs", "which you name"),
     ("entry_point entrypoint script", "arguments.command", "such as train.py --epochs 3"),
     ("source_dir", "arguments.code", "the folder of the script"),

@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from typing_extensions import Self
 
 from jobs.core.errors import UsageError, did_you_mean
@@ -74,6 +81,33 @@ class TrainerArguments(Strict):
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in serialized(self).items() if value is not None}
+
+
+def _or_a_name(schema: dict[str, Any]) -> None:
+    mapping = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [mapping["properties"]["repository"], mapping]
+
+
+class HubPush(Strict):
+    """What is pushed to the Hugging Face Hub, and when. The repository alone may be given as text."""
+
+    model_config = ConfigDict(json_schema_extra=_or_a_name)
+
+    repository: HubRepository
+    """Repository on the Hugging Face Hub (org/name)."""
+    each_save: bool = False
+    """Also push the model of each checkpoint while the training continues. If a push takes longer than the next save,
+    the newest checkpoint is pushed next."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, given: Any) -> Any:
+        return {"repository": given} if isinstance(given, str) else given
+
+    @model_serializer(mode="wrap")
+    def _as_name(self, serialized: SerializerFunctionWrapHandler) -> Any:
+        return serialized(self) if self.each_save else self.repository
 
 
 class Recipe(Arguments):
@@ -155,9 +189,10 @@ class Recipe(Arguments):
     report_to: Trackers | None = None
     """Also report the metrics to these trackers: wandb, mlflow. Default: none. All attempts are one run there. Keys and
     addresses come from the team's secret."""
-    push_to_hub: HubRepository | None = None
+    push_to_hub: HubPush | None = None
     """Repository on the Hugging Face Hub (org/name) that the model is also pushed to. Default: none. The repository is
-    private; the team's HF_TOKEN is used."""
+    private; the team's HF_TOKEN is used. {repository: org/name, each_save: true} also pushes the model of each
+    checkpoint."""
 
     @model_validator(mode="after")
     def _check_gaudi_config(self) -> Self:
@@ -211,7 +246,7 @@ class Recipe(Arguments):
 
     @property
     def hub_repository(self) -> str | None:
-        return self.push_to_hub
+        return self.push_to_hub.repository if self.push_to_hub else None
 
     def check(self, *world_sizes: int) -> None:
         """Raise UsageError, naming sizes that work, if the global batch is not divisible by the number of ranks."""

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from jobs.core.output import run_program
 from jobs.spec.catalog import CATALOG
 from jobs.spec.launcher_options import Health
-from jobs.spec.recipe import Recipe, TrainerArguments
+from jobs.spec.recipe import HubPush, Recipe, TrainerArguments
 from jobs.spec.spec import JobSpec, Resources
 from jobs.spec.sweep import Halving, Sweep
 
@@ -36,6 +36,7 @@ def _sections() -> Iterator[str]:
         "`arguments` of every kind that trains (keys with other defaults are listed again under their kind)", Recipe
     )
     yield _table("`arguments.training_arguments`", TrainerArguments)
+    yield _table("`arguments.push_to_hub` of a kind that trains", HubPush)
     for kind in CATALOG.values():
         inherited = Recipe.model_fields if issubclass(kind.arguments, Recipe) else {}
         same = {

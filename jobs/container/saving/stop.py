@@ -131,6 +131,11 @@ class Shutdown(Callback):
         self._agreement = _Agreement(rank, uploads)
         self._listens = self._evaluates = self._save_is_due = False
 
+    @property
+    def is_requested(self) -> bool:
+        """Return whether the attempt must stop, as far as this rank knows. Another thread may call it."""
+        return self.reason is not None or self._agreement.stop_is_requested
+
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self.saved_step = state.global_step
 
@@ -224,6 +229,10 @@ class _Agreement:
         self._stop: Asked | None = None
         self._stretch = -1
         self.begin_stretch()
+
+    @property
+    def stop_is_requested(self) -> bool:
+        return self._stop is not None or self._files.asked("stop") is not None
 
     def begin_stretch(self) -> None:
         """Restart the count of boundaries, because the next ones are of another kind and duration."""

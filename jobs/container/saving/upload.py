@@ -61,11 +61,13 @@ class CheckpointUploads(Callback):
         *,
         waits: Callable[[], None] = lambda: None,
         best: Callable[[], int | None] = lambda: None,
+        saved: Callable[[int, Path], None] = lambda _step, _folder: None,
     ) -> None:
         """One rank of each node needs `s3`. The `metrics` of a step are uploaded before its checkpoint is complete.
 
         `waits` is called every few seconds while the training waits for an upload. `best` returns the step whose
-        checkpoint is needed at the end, so that it is kept here and on S3.
+        checkpoint is needed at the end, so that it is kept here and on S3. `saved` is called on rank 0 with the step
+        and the folder of an uploaded checkpoint, before the folder is deleted.
         """
         self._rank = rank
         self._s3 = s3
@@ -74,6 +76,7 @@ class CheckpointUploads(Callback):
         self._retention = retention
         self._waits = waits
         self._best = best
+        self._saved = saved
         self._kept_here: list[Path] = []
         self._write: Callable[[Path], None] | None = None
         self._thread: threading.Thread | None = None
@@ -200,6 +203,8 @@ class CheckpointUploads(Callback):
         store.get(f"{key}/all-saved/{rank.node}")
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/kept")) else CHECKPOINT_TAG
         files = upload(s3, folder, remote, tag=tag, check=check)
+        if rank.is_first:
+            self._saved(step, folder)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.container.accelerator import Accelerator
@@ -49,8 +50,9 @@ class Components:
         logs_all: bool = False,
         report: Callable[[Mapping[str, Any]], None] = lambda _: None,
         best: Callable[[], int | None] = lambda: None,
+        saved: Callable[[int, Path], None] = lambda _step, _folder: None,
     ) -> None:
-        """`best` returns the step of the checkpoint needed at the end. For the other arguments see RunMetrics."""
+        """For `best` and `saved` see CheckpointUploads, for the other arguments RunMetrics."""
         self.rank, self.s3, self.accelerator, self.resume = rank, s3, accelerator, resume
         self.heartbeats = heartbeats
         self.metrics = RunMetrics(
@@ -76,6 +78,7 @@ class Components:
             Retention(newest=saves.keep, every_steps=saves.keep_every_steps),
             waits=heartbeats.keep_alive,
             best=best,
+            saved=saved,
         )
         self.shutdown = Shutdown(rank, self.uploads)
         self.rungs = Rungs.of(rank, s3, heartbeats)

@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from jobs.aws import s3 as object_store
 from jobs.container import hub
 from jobs.container.accelerator import Accelerator
+from jobs.container.hub_saves import SavePushes
 from jobs.container.rank import Callback, Rank, ResumeLaterError
 from jobs.container.saving.interval import RegularSaves
 from jobs.container.saving.manifest import check_newest
@@ -152,6 +153,15 @@ class _Attempt(Components):
         self.best_step: int | None = None
         """The step whose weights the final model has, or None if it is the last step."""
         self._trainer: Any = None
+        self.pushes: SavePushes | None = None
+        if recipe.push_to_hub is not None and recipe.push_to_hub.each_save and rank.is_first:
+            self.pushes = SavePushes(
+                recipe.push_to_hub.repository,
+                run=rank.run,
+                scratch=rank.scratch,
+                complete=self._complete_push,
+                stops=lambda: self.shutdown.is_requested,
+            )
         super().__init__(
             rank,
             s3,
@@ -170,6 +180,7 @@ class _Attempt(Components):
             samples_per_epoch=task.ordered_epoch,
             report=self.trackers.log,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
+            saved=self._push_save,
         )
         if recipe.checkpoint_every_steps == "epoch":
             self.saves = [RegularSaves(self._due("epoch"))]
@@ -262,6 +273,15 @@ class _Attempt(Components):
             )
         return further
 
+    def _push_save(self, step: int, checkpoint: Path) -> None:
+        # After the last step the final model is pushed.
+        if self.pushes is not None and step < self._trainer.state.max_steps:
+            self.pushes.saved(step, checkpoint)
+
+    def _complete_push(self, folder: Path, step: int) -> None:
+        self.task.save_beside(folder)
+        self._write_card(folder, {"step": step})
+
     def upload_model(self, trainer: Any) -> None:
         """Upload the model after the last checkpoint, before steps that may still fail."""
         if self.shutdown.reason:
@@ -340,8 +360,9 @@ class _Attempt(Components):
         rank = self.rank
         if rank.is_first and self.s3 is not None:
             check_newest(self.s3, rank.run, rank.attempt)
-        if rank.is_first and self.recipe.push_to_hub is not None:
-            self._upload_card(self._final_folder, result)
+        if rank.is_first and self.recipe.push_to_hub is not None and self.s3 is not None:
+            self._write_card(self._final_folder, result)
+            object_store.upload_all(self.s3, self._final_folder, [hub.CARD], rank.run / MODEL)
         if rank.is_first and "eval_samples" in result:
             self._upload_extras(rank.scratch / "result")
         self.metrics.result(trainer.state.global_step, result)
@@ -349,8 +370,10 @@ class _Attempt(Components):
         self.trackers.finish()
         if rank.is_first:
             log.info("result: %s", ", ".join(f"{result_label(name)} {value:.4g}" for name, value in result.items()))
+            if self.pushes is not None:
+                self.pushes.close()
             if self.recipe.push_to_hub is not None:
-                hub.push(self._final_folder, run=rank.run, repository=self.recipe.push_to_hub)
+                hub.push(self._final_folder, run=rank.run, repository=self.recipe.push_to_hub.repository)
         # No rank leaves before rank 0 has uploaded everything: the launcher would consider the node done.
         rank.once("finished", lambda: True)
 
@@ -358,8 +381,7 @@ class _Attempt(Components):
     def _final_folder(self) -> Path:
         return self.rank.scratch / "final"
 
-    def _upload_card(self, folder: Path, result: Mapping[str, Any]) -> None:
-        assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
+    def _write_card(self, folder: Path, result: Mapping[str, Any]) -> None:
         hub.write_card(
             folder,
             run=self.rank.run,
@@ -368,7 +390,6 @@ class _Attempt(Components):
             world_size=self.rank.world_size,
             accelerator=self.accelerator.name,
         )
-        object_store.upload_all(self.s3, folder, [hub.CARD], self.rank.run / MODEL)
 
     def _upload_extras(self, folder: Path) -> None:
         assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node

@@ -192,6 +192,9 @@ def test_pushes_and_trackers_need_the_teams_secret() -> None:
             plan(pushing, stage, run_id=RUN_ID)
     its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
     assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, its_own, run_id=RUN_ID))
+    each = spec(arguments={**ARGUMENTS, "push_to_hub": {"repository": "acme/reviews", "each_save": True}})
+    whole = '--push-to-hub={"repository": "acme/reviews", "each_save": true}'
+    assert whole in command_of(plan(each, its_own, run_id=RUN_ID))
     half = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY"}), "nlp-core": frozenset()})
     with pytest.raises(UsageError, match=r"has no variable for mlflow \(MLFLOW_TRACKING_URI"):
         plan(spec(arguments={**ARGUMENTS, "report_to": ["wandb", "mlflow"]}), half, run_id=RUN_ID)

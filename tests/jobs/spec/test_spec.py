@@ -192,11 +192,11 @@ def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
         (
             {"push_to_hub": "acm\u00e9/reviews"},
             (
-                "arguments.push_to_hub: 'acm\u00e9/reviews' is not valid; expected repository on the Hugging Face Hub "
-                "(org/name) that the model is also pushed to"
+                "arguments.push_to_hub.repository: 'acm\u00e9/reviews' is not valid; expected repository on the "
+                "Hugging Face Hub (org/name)"
             ),
         ),
-        ({"push_to_hub": "a/b--c"}, f"arguments.push_to_hub: 'a/b--c' {NO_REPOSITORY}"),
+        ({"push_to_hub": "a/b--c"}, f"arguments.push_to_hub.repository: 'a/b--c' {NO_REPOSITORY}"),
         ({"text_column": "a\0b"}, f"arguments.text_column: {INVALID_CHARACTER}"),
         ({"train_data": ["t.csv", "\ud800.csv"]}, f"arguments.train_data: {INVALID_CHARACTER}"),
         (

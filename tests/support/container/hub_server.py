@@ -45,6 +45,12 @@ class Hub:
     _objects: dict[str, bytes] = field(default_factory=dict)
     """Uploaded content by its sha256, perhaps not in any commit."""
     refuses_commits: bool = False
+    held: threading.Event = field(default_factory=threading.Event)
+    """Set when a commit waits for `may_commit`."""
+    may_commit: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_commit.set()
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -88,6 +94,9 @@ def running_hub() -> Iterator[Hub]:
                     for file in json.loads(body)["files"]
                 ]
                 return 200, {"files": modes}
+            if not hub.may_commit.is_set():
+                hub.held.set()
+                hub.may_commit.wait()
             if hub.refuses_commits:
                 return 403, {"error": "out of order"}
             self._commit(name, [json.loads(line) for line in body.splitlines()])
@@ -174,6 +183,7 @@ def running_hub() -> Iterator[Hub]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield hub
+        hub.may_commit.set()
         server.shutdown()
         thread.join()
 
