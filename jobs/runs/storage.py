@@ -198,7 +198,7 @@ class EndedReceipts:
         self._path = Path(folder, "trainyard", f"receipts-{stage.run_bucket}.json")
         self._kept: dict[str, str] = {}
         self._is_new = False
-        with suppress(OSError, ValueError):  # none yet, or damaged: read again
+        with suppress(OSError, ValueError, AttributeError):  # none yet, or damaged: read again
             found = json.loads(self._path.read_bytes())
             self._kept = {job_id: text for job_id, text in found.items() if isinstance(text, str)}
 

@@ -93,7 +93,7 @@ def test_receipts_of_ended_runs_are_read_once(
     assert [listed(), listed()] == [(0.8, 1), (0.8, 0)]
     # WHEN the kept file is damaged, THEN the receipts are read again
     [kept] = Path(tmp_path, "home/.cache/trainyard").glob("receipts-*.json")
-    kept.write_text('["half a')
+    kept.write_text('["half a file"]')
     assert [listed(), listed()] == [(0.8, 1), (0.8, 0)]
     # WHEN the run continues, THEN its job is another one
     kept.write_text(json.dumps({f"earlier-{name}": text for name, text in json.loads(kept.read_text()).items()}))
