@@ -98,11 +98,12 @@ class Zone(Construct):
 class TaskNetwork(Construct):
     """Rules in the VPC's default security group that let the nodes of a multi-node job reach each other and AWS.
 
-    Every node's container has its own network interface (ECS's awsvpc mode), which Batch puts into the security groups
-    of the compute environment. If the launch template defines EFA interfaces, Batch refuses security groups of the
-    environment (its error is in issue 21577 of aws/aws-cdk), and uses the VPC's default group (Batch user guide,
-    "Compute environment considerations for MNP"), which the network stack has emptied. EFA traffic does not pass these
-    interfaces.
+    Every node's container has its own network interface (ECS's awsvpc mode). Batch puts it into the security groups of
+    the compute environment, else into the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce).
+    Only a launch template can define EFA interfaces, and with such a template Batch refuses security groups of the
+    environment (its error is in issue 21577 of aws/aws-cdk). So no other group can serve EFA. The network stack has
+    emptied the default group, and only stages with multi-node jobs on EFA instances have these rules. EFA traffic does
+    not pass these interfaces.
     """
 
     def __init__(

@@ -150,9 +150,10 @@ class ExistingVpc:
     private_route_table_ids: limits.RouteTableIds = ()
     """Route tables of these subnets. Each gets a route to an S3 gateway endpoint, which is free."""
     default_security_group_id: limits.SecurityGroupId | None = None
-    """The VPC's default security group. Batch puts the containers of multi-node jobs on EFA instances into it, and the
-    stage's endpoints admit it. The stage does not change it: its members must be able to reach each other over TCP, and
-    AWS over HTTPS. Required with `max_multinode_nodes` and `interface_endpoints`."""
+    """The VPC's default security group. Batch puts the containers of multi-node jobs on EFA instances into it, because
+    their compute environment cannot have a group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce), and the stage's
+    endpoints admit it. The stage does not change it: its members must be able to reach each other over TCP, and AWS
+    over HTTPS. Required with `max_multinode_nodes` and `interface_endpoints`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,12 +180,22 @@ def test_an_existing_vpc_only_gets_security_groups_and_endpoints() -> None:
     assert not [rule for rule in rules if rule["GroupId"] == group]
 
 
-def test_without_efa_the_default_group_stays_empty() -> None:
-    # Without EFA, containers of multi-node jobs use the compute environment's security group.
-    network = network_of(max_multinode_nodes=2, instance_types=("g5.4xlarge",))
+@pytest.mark.parametrize(
+    ("settings", "has_rules"),
+    [
+        ({"max_multinode_nodes": 2}, True),
+        ({}, False),
+        ({"max_multinode_nodes": 2, "instance_types": ("g5.4xlarge",)}, False),
+    ],
+    ids=["several nodes with EFA", "one node with EFA", "several nodes without EFA"],
+)
+def test_only_several_nodes_with_efa_change_the_default_group(settings: dict[str, Any], *, has_rules: bool) -> None:
+    # Other containers use the instance's network or the compute environment's security group.
+    network = network_of(**settings)
     for direction in ("Ingress", "Egress"):
-        for rule in resources(network, f"AWS::EC2::SecurityGroup{direction}").values():
-            assert rule["GroupId"]["Fn::GetAtt"][1] != "DefaultSecurityGroup"
+        rules = resources(network, f"AWS::EC2::SecurityGroup{direction}").values()
+        groups = {rule["GroupId"]["Fn::GetAtt"][1] for rule in rules}
+        assert groups == {"GroupId", *(["DefaultSecurityGroup"] if has_rules else [])}
 
 
 def _subnets(network: Template, kind: str) -> dict[str, dict[str, Any]]:
