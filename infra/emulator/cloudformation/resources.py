@@ -150,10 +150,10 @@ _REPLACE = "ReplaceComputeEnvironment"
 
 def replacing_properties(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the names of changed properties that AWS changes only by replacing the resource."""
-    schema = _schema(resource_type)
-    paths = list(schema.get("createOnlyProperties", []))
+    known = schema(resource_type)
+    paths = list(known.get("createOnlyProperties", []))
     if str(new.get(_REPLACE, True)).lower() != "false":
-        paths += schema.get(_CONDITIONAL, [])
+        paths += known.get(_CONDITIONAL, [])
     steps = [path.removeprefix("/properties/").split("/") for path in paths]
     return sorted({step[0] for step in steps if _at(old, step) != _at(new, step)})
 
@@ -164,10 +164,10 @@ def with_stack_tags(resource_type: str, properties: Mapping[str, Any], tags: Map
     A tag of the resource itself takes precedence. Sources: CloudFormation template reference, "Resource tagging"; the
     registry's schemas, `tagging`.
     """
-    schema = _schema(resource_type)
-    tagging = schema.get("tagging", {})
+    known = schema(resource_type)
+    tagging = known.get("tagging", {})
     name = tagging.get("tagProperty", "/properties/Tags").removeprefix("/properties/")
-    declared = schema.get("properties", {}).get(name)
+    declared = known.get("properties", {}).get(name)
     if not tags or declared is None or not tagging.get("taggable", True):
         return properties
     if declared["type"] == "object":
@@ -186,12 +186,13 @@ def _at(value: Any, steps: Sequence[str]) -> Any:
 
 
 @cache
-def _schema(resource_type: str) -> Mapping[str, Any]:
+def schema(resource_type: str) -> Mapping[str, Any]:
+    """Return CloudFormation's schema of a type, or an empty one for a type without."""
     digest = _digests().get(resource_type)
     if digest is None:
         return {}
-    schema: Mapping[str, Any] = json.loads((_folder() / "resources" / f"{digest}.json").read_text())
-    return schema
+    found: Mapping[str, Any] = json.loads((_folder() / "resources" / f"{digest}.json").read_text())
+    return found
 
 
 @cache

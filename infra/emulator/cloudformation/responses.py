@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from threading import RLock
 from typing import Any, ClassVar
 
@@ -19,9 +20,13 @@ from moto.ec2.responses.elastic_block_store import ElasticBlockStore
 
 from infra.emulator.cloudformation.api import Account
 from infra.emulator.cloudformation.changes import ChangeSet, changes_of
+from infra.emulator.cloudformation.drift import drifts_of
 from infra.emulator.cloudformation.resources import is_recorded
 from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack, StackResource
 from infra.emulator.cloudformation.template import parse_template
+
+_DETECTABLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "UPDATE_ROLLBACK_FAILED")
+"""States in which drift can be detected (CloudFormation user guide, "What is drift?")."""
 
 
 class ChangeSetNotFoundError(ServiceException):
@@ -41,6 +46,8 @@ class Stacks:
         self.deleted: list[Stack] = []
         self.change_sets: dict[str, ChangeSet] = {}
         """By ARN."""
+        self.detections: dict[str, Stack] = {}
+        """Stacks by the id of a drift detection."""
 
     def add(self, name: str) -> Stack:
         self.by_name[name] = Stack(name, self.account, neighbours=lambda: list(self.by_name.values()))
@@ -256,6 +263,36 @@ class StackResponse(CloudFormationResponse):
         with suppress(ChangeSetNotFoundError):
             del self.stacks.change_sets[self._change_set.change_set_id]
         return EmptyResult()
+
+    # Drift
+
+    def detect_stack_drift(self) -> ActionResult:
+        stack = self._stack
+        if stack.status not in _DETECTABLE:
+            raise ValidationError(message=f"Drift detection cannot be performed on stack in {stack.status} state.")
+        stack.drifts = drifts_of(stack)
+        detection = str(uuid.uuid4())
+        self.stacks.detections[detection] = stack
+        return ActionResult({"StackDriftDetectionId": detection})
+
+    def describe_stack_drift_detection_status(self) -> ActionResult:
+        detection = self._get_param("StackDriftDetectionId")
+        stack = self.stacks.detections[detection]
+        drifted = sum(drift["StackResourceDriftStatus"] != "IN_SYNC" for drift in stack.drifts)
+        status = {
+            "StackId": stack.stack_id,
+            "StackDriftDetectionId": detection,
+            "DetectionStatus": "DETECTION_COMPLETE",
+            "StackDriftStatus": "DRIFTED" if drifted else "IN_SYNC",
+            "DriftedStackResourceCount": drifted,
+            "Timestamp": datetime.now(timezone.utc),
+        }
+        return ActionResult(status)
+
+    def describe_stack_resource_drifts(self) -> ActionResult:
+        wanted = self._get_param("StackResourceDriftStatusFilters", ["IN_SYNC", "MODIFIED", "DELETED"])
+        found = [drift for drift in self._stack.drifts if drift["StackResourceDriftStatus"] in wanted]
+        return ActionResult({"StackResourceDrifts": found})
 
     # Parts of requests
 

@@ -75,6 +75,8 @@ class Stack:
         self.outputs: list[dict[str, Any]] = []
         self.imports: set[str] = set()
         self.events: list[dict[str, Any]] = []
+        self.drifts: list[dict[str, Any]] = []
+        """Result of the last drift detection, with the shape of the API."""
         self.client_request_token: str | None = None
         self._neighbours = neighbours
         self._importing: set[str] = set()

@@ -115,12 +115,12 @@ def test_failed_start_is_an_error_with_a_next_step(tmp_path: Path) -> None:
 def test_error_in_moto_is_returned_and_recorded(failing_aws: Emulator) -> None:
     before = len(failing_aws.health()["server_errors"])
     with pytest.raises(ClientError) as failure:
-        failing_aws.client("cloudformation").detect_stack_drift(StackName="any")
+        failing_aws.client("cloudformation").detect_stack_resource_drift(StackName="any", LogicalResourceId="any")
 
     assert failure.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
-    assert "cloudformation:DetectStackDrift" in failure.value.response["Error"]["Message"]
+    assert "cloudformation:DetectStackResourceDrift" in failure.value.response["Error"]["Message"]
     (error,) = failing_aws.health()["server_errors"][before:]
-    assert error["operation"] == "cloudformation:DetectStackDrift"
+    assert error["operation"] == "cloudformation:DetectStackResourceDrift"
     assert error["path"] == "/"
     log = failing_aws.log.read_text()
     assert "Traceback" in log
