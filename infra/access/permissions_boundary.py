@@ -18,6 +18,9 @@ from jobs.core.stage import parameter_path
 DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume the CDK bootstrap's roles, because these roles can change everything."""
 
+DRIFT_TAG = ("trainyard:role", "drift")
+"""Tag of the only role that may read the configuration of all of the stage's resources."""
+
 DIFF_ACTIONS = ("cloudformation:DescribeStacks", "cloudformation:GetTemplate")
 """Actions of `cdk diff --method=template`. A template contains no secret."""
 
@@ -113,6 +116,13 @@ _BUILT_IMAGE_ACTIONS = (
     "ec2:EnableImage*",
 )
 
+_DRIFT_ACTIONS = (
+    "budgets:List* cloudformation:*Drift* cloudformation:BatchDescribeTypeConfigurations cloudwatch:GetDashboard",
+    "cloudwatch:List* ecr:Get*Policy ecr:List* events:Describe* events:List* fsx:Describe* iam:Get* iam:List*",
+    "imagebuilder:Get* kms:GetKey* kms:List* lambda:Get* logs:GetData* logs:List* secretsmanager:DescribeSecret",
+    "sns:Get* sns:List* sqs:Get* sqs:List* ssm:GetParameters ssm:List*",
+)
+
 _GLOBAL_ACTIONS = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetProducts")
 
 
@@ -173,6 +183,13 @@ class PermissionsBoundary(iam.ManagedPolicy):
         deployer = {"StringEquals": {f"aws:PrincipalTag/{key}": value}}
         self._admit("Deployer", ["sts:AssumeRole"], *bootstrap_roles(stack), conditions=deployer)
         self._admit("Builds", BUILD_ACTIONS, build_projects(stack), conditions=deployer)
+        key, value = DRIFT_TAG
+        self._admit(
+            "Drift",
+            " ".join(_DRIFT_ACTIONS).split(),
+            "*",
+            conditions={"StringEquals": {f"aws:PrincipalTag/{key}": value}},
+        )
         self._admit("Templates", DIFF_ACTIONS, stack_arn(stack, "*"))
 
     def _admit(

@@ -14,6 +14,8 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import RetainedLogGroup, acknowledge
 
+TIMEOUT = Duration.seconds(60)
+
 
 class Function(lambda_.Function):
     """A function that may write its own log and send to its dead-letter queue. Callers add other permissions."""
@@ -29,6 +31,7 @@ class Function(lambda_.Function):
         environment: Mapping[str, str],
         log_retention_days: int,
         dead_letters: sqs.IQueue | None = None,
+        timeout: Duration = TIMEOUT,
     ) -> None:
         """Create the function. `dead_letters` receives events that failed three times."""
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
@@ -48,7 +51,7 @@ class Function(lambda_.Function):
             handler=handler,
             code=code,
             environment=dict(environment),
-            timeout=Duration.seconds(60),
+            timeout=timeout,
             memory_size=256,
             role=role,
             log_group=log_group,

@@ -15,7 +15,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.constructs.function import Function
+from infra.constructs.function import TIMEOUT, Function
 from infra.constructs.stage_stack import StageStack
 from infra.observability import functions
 from infra.observability.alerts import Alerts, admit_dead_letters, queue_rules
@@ -44,6 +44,7 @@ class EventFunction(Function):
         environment: Mapping[str, str],
         dead_letters: sqs.IQueue,
         log_retention_days: int,
+        timeout: cdk.Duration = TIMEOUT,
     ) -> None:
         with TemporaryDirectory() as package:
             _pack(file, Path(package))
@@ -56,6 +57,7 @@ class EventFunction(Function):
                 environment=environment,
                 dead_letters=dead_letters,
                 log_retention_days=log_retention_days,
+                timeout=timeout,
             )
 
 

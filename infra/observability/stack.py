@@ -1,7 +1,7 @@
 """Observability: alerts, the move from Spot to On-Demand, the dashboard, budgets and limits that stop new jobs.
 
-Events trigger everything here, except for a check of instances every five minutes. Names of queues and the
-log group are read from what other stacks publish, because they change with pools and teams.
+Events trigger everything here, except for checks of instances every five minutes and of drift every week. Names of
+queues and the log group are read from what other stacks publish, because they change with pools and teams.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from infra.job.stack import JobStack
 from infra.observability.alerts import Alerts
 from infra.observability.budgets import BudgetStop
 from infra.observability.dashboard import UTILIZATION, StageDashboard
+from infra.observability.drift import report_drift
 from infra.observability.event_functions import EventFunctions, StageQueue
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
@@ -49,6 +50,7 @@ class ObservabilityStack(StageStack):
         self._functions(storage)
         self._utilization()
         self._dashboard([*self._alarms(), *self._budgets()])
+        report_drift(self, alerts=self._alerts, key=self._key, dead_letters=self._dead_letters)
 
     def _stage_queues(self) -> list[StageQueue]:
         return [

@@ -41,6 +41,8 @@ MOVE, REPORT, TAG, WATCH, END, BUDGETS = (
     f"observability/{name}Role"
     for name in ("MoveToOnDemand", "ReportJob", "TagInstances", "WatchInstances", "EndSweep", "BudgetsFunction")
 )
+DRIFT = "observability/ReportDriftRole"
+"""The only role that reads the configuration of everything, but no file and no secret. It may list buckets."""
 ALL_PEOPLE, ALL_INSTANCES = f"{PEOPLE} {THEIR_PEOPLE}", f"{SHARED_INSTANCES} {THEIR_INSTANCES}"
 ALL_PULLERS = f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {ALL_INSTANCES}"
 NOBODY = ""
@@ -98,22 +100,31 @@ FILES: list[Row] = [
     ("s3:GetObject s3:PutObject", "{runs}/research-2/x", {}, NOBODY),
     ("s3:GetObject s3:PutObject", "{runs}/x", {}, NOBODY),
     *(
-        ("s3:ListBucket", bucket, {"s3:prefix": "research/a-run/"}, f"{JOBS} {PEOPLE}")
+        ("s3:ListBucket", bucket, {"s3:prefix": "research/a-run/"}, f"{JOBS} {PEOPLE} {DRIFT}")
         for bucket in ("{data}", "{runs}")
     ),
     ("s3:ListBucketVersions", "{runs}", {"s3:prefix": "research/a-run/"}, PEOPLE),
     ("s3:ListBucketVersions", "{data}", {"s3:prefix": "research/a-run/"}, NOBODY),
     *(
-        ("s3:ListBucket s3:ListBucketVersions", "{runs}", {"s3:prefix": prefix}, NOBODY)
+        (f"s3:{action}", "{runs}", {"s3:prefix": prefix}, roles)
+        for action, roles in (("ListBucket", DRIFT), ("ListBucketVersions", NOBODY))
         for prefix in ("research-2/", "", "p", "research")
     ),
-    ("s3:ListBucket s3:PutBucketPolicy s3:DeleteBucket s3:PutLifecycleConfiguration", "{runs}", {}, NOBODY),
+    ("s3:PutBucketPolicy s3:DeleteBucket s3:PutLifecycleConfiguration", "{runs}", {}, NOBODY),
+    ("s3:GetBucketPolicy s3:GetLifecycleConfiguration", "{runs}", {}, DRIFT),
+    ("s3:GetBucketPolicy s3:ListBucket", "arn:aws:s3:::another", {}, NOBODY),
     ("kms:PutKeyPolicy kms:CreateGrant kms:ScheduleKeyDeletion", "{key}", {}, NOBODY),
     # Only the team's execution role reads its secrets, and no role within reach of a job reads a parameter.
     ("secretsmanager:GetSecretValue", "{token}", {}, AGENT),
     ("secretsmanager:GetSecretValue", "{variables}", {}, AGENT),
     ("secretsmanager:GetSecretValue", "{their_token}", {}, THEIR_AGENT),
-    ("secretsmanager:GetSecretValue", arn("secretsmanager", "secret:somebody-elses-AbCdEf"), {}, NOBODY),
+    ("secretsmanager:DescribeSecret", "{token}", OURS, DRIFT),
+    (
+        "secretsmanager:GetSecretValue secretsmanager:DescribeSecret",
+        arn("secretsmanager", "secret:somebody-elses-AbCdEf"),
+        {},
+        NOBODY,
+    ),
     ("ssm:GetParameter", f"{PARAMETER}/huggingface-secret/research", {}, ALL_PEOPLE),
     *(
         ("ssm:GetParameter ssm:GetParameters ssm:GetParametersByPath ssm:PutParameter", arn("ssm", name), {}, NOBODY)
@@ -173,7 +184,12 @@ SUBMISSIONS: list[Row] = [
     ("ssm:PutParameter", f"{PARAMETER}/budget-stop/research", {}, BUDGETS),
     ("ssm:PutParameter", f"{PARAMETER}/hourly-stop/product", {}, BUDGETS),
     ("ssm:PutParameter", f"{PARAMETER}/hourly-limit/product", {}, NOBODY),
-    ("cloudwatch:DescribeAlarms", arn("cloudwatch", "alarm:trainyard-all-observability-x"), {}, BUDGETS),
+    (
+        "cloudwatch:DescribeAlarms",
+        arn("cloudwatch", "alarm:trainyard-all-observability-x"),
+        {},
+        f"{BUDGETS} {DRIFT}",
+    ),
     ("cloudwatch:DescribeAlarms cloudwatch:SetAlarmState", arn("cloudwatch", "alarm:x"), {}, NOBODY),
     # Running jobs, waiting jobs, and workers of a sweep.
     ("batch:TerminateJob", JOB, RESEARCH, f"{PEOPLE} {MOVE}"),
@@ -184,8 +200,8 @@ SUBMISSIONS: list[Row] = [
     ("batch:CancelJob", f"{JOB}:7", {STAGE: "prod"}, NOBODY),
     ("batch:TerminateJob", f"{JOB}:7", OURS, MOVE),
     ("batch:DescribeJobs batch:ListJobs", "*", {}, f"{ALL_PEOPLE} {REPORT} {TAG} {END} {MOVE} {BUDGETS}"),
-    ("batch:DescribeComputeEnvironments", "*", {}, f"{ALL_PEOPLE} {WATCH} {BUDGETS}"),
-    ("batch:DescribeJobQueues", "*", {}, f"{ALL_PEOPLE} {BUDGETS}"),
+    ("batch:DescribeComputeEnvironments", "*", {}, f"{ALL_PEOPLE} {WATCH} {BUDGETS} {DRIFT}"),
+    ("batch:DescribeJobQueues", "*", {}, f"{ALL_PEOPLE} {BUDGETS} {DRIFT}"),
     ("batch:GetJobQueueSnapshot", "{spot}", OURS, ALL_PEOPLE),
     *(
         (action, "*", {}, ALL_PEOPLE)
@@ -196,7 +212,7 @@ SUBMISSIONS: list[Row] = [
             "servicequotas:GetServiceQuota",
         )
     ),
-    ("ec2:DescribeSubnets", "*", {}, ALL_PEOPLE),
+    ("ec2:DescribeSubnets", "*", {}, f"{ALL_PEOPLE} {DRIFT}"),
     ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{ALL_PEOPLE} access/OfferFunctionRole"),
     ("batch:RegisterJobDefinition batch:UpdateJobQueue batch:UntagResource", "*", RESEARCH, NOBODY),
     ("batch:UpdateComputeEnvironment", ENVIRONMENT, OURS, f"{WATCH} {BUDGETS}"),
@@ -282,6 +298,12 @@ BUILDS: list[Row] = [
         for name in ("all-2-storage", "prod-storage", "all-x")
     ),
     ("cloudformation:CreateChangeSet cloudformation:DeleteStack", stack_arn("all-storage"), {}, NOBODY),
+    ("cloudformation:DetectStackDrift", stack_arn("all-storage"), {}, DRIFT),
+    ("cloudformation:DetectStackDrift", stack_arn("prod-storage"), {}, NOBODY),
+    ("cloudformation:DescribeStackDriftDetectionStatus", "*", {}, DRIFT),
+    ("iam:GetRole", role_arn("trainyard-all-jobs-x"), {}, DRIFT),
+    ("iam:GetRole", role_arn("admin"), {}, NOBODY),
+    ("lambda:GetFunction", arn("lambda", "function:x"), {}, NOBODY),
     ("codebuild:StartBuild codebuild:BatchGetBuilds", "{project}", OURS, CI),
     *(("codebuild:StartBuild", "{project}", context, NOBODY) for context in FOREIGN),
     ("codebuild:UpdateProject cloudformation:CreateStack ec2:RunInstances iam:PassRole", "*", OURS, NOBODY),
@@ -294,12 +316,12 @@ BUILDS: list[Row] = [
     ("ecr:GetAuthorizationToken", "*", {}, ALL_PULLERS),
     # The build also asks for images that the stage lacks, and SSM refuses the call if one name is not allowed.
     *(
-        ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}")
+        ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE} {DRIFT}")
         for image in images()
         for name in (image_repository_parameter(image), image_parameter(image, "1.0.0"))
     ),
-    ("ssm:GetParameters", f"{PARAMETER}/{release_parameter('gaudi')}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
-    ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{release_parameter('gaudi')}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE} {DRIFT}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE} {DRIFT}"),
     ("ssm:PutParameter", f"{PARAMETER}/{image_parameter('gaudi', '1.21.0')}", {}, IMAGE_BUILD),
 ]
 

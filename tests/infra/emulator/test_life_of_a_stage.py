@@ -167,6 +167,56 @@ def test_all_stages_deploy(account: Account, deployed: Snapshot) -> None:
     ]
 
 
+@pytest.mark.usefixtures("deployed")
+def test_changes_by_hand_are_reported_and_those_of_the_stage_are_not(account: Account) -> None:
+    aws, physical = account.aws, account.physical("prod")
+    batch, ec2, ssm = (aws.client(service) for service in ("batch", "ec2", "ssm"))
+    alerts = account.alerts("prod")
+
+    def report() -> str:
+        answer = aws.client("lambda").invoke(FunctionName=physical("observability", "ReportDrift", "Lambda::Function"))
+        assert "FunctionError" not in answer, answer["Payload"].read()
+        return "\n".join(alerts())
+
+    # WHEN the stage disables an environment, and a push records an image
+    environment = physical("compute", "dl124xlarge1210ofresearchspot", "ComputeEnvironment")
+    batch.update_compute_environment(computeEnvironment=environment, state="DISABLED")
+    [image] = [name for name in account.parameters("prod") if name.startswith("image/gaudi/")]
+    ssm.put_parameter(Name=f"/trainyard/prod/{image}", Value="repository@sha256:0f", Overwrite=True)
+    # THEN nothing is reported
+    assert report() == ""
+    # WHEN people change a limit, a queue, a parameter, and a security group, which another stack also changes
+    queue = physical("compute", "dl124xlarge1210ofresearchQueuespot", "JobQueue")
+    limit = batch.describe_compute_environments(computeEnvironments=[environment])["computeEnvironments"][0]
+    batch.update_compute_environment(computeEnvironment=environment, state="ENABLED", computeResources={"maxvCpus": 7})
+    batch.update_job_queue(jobQueue=queue, state="DISABLED")
+    release = ssm.get_parameter(Name="/trainyard/prod/release/gaudi")["Parameter"]["Value"]
+    ssm.delete_parameter(Name="/trainyard/prod/release/gaudi")
+    group = physical("network", "JobSecurityGroup", "SecurityGroup")
+    port = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    rules = [{**port, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, {**port, "UserIdGroupPairs": [{"GroupId": group}]}]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)
+    # THEN the alert names stack, resource and property
+    compute = "trainyard-prod-compute: dl124xlarge1210ofresearch"
+    first, *lines, last = report().splitlines()
+    assert first == "Stage prod, compared with its templates:"
+    assert last.startswith("Next: cdk drift 'prod/*' -c stage=prod")
+    assert [re.sub(r"(?<=[a-z])[0-9A-F]{8} ", " ", line) for line in lines] == [
+        "trainyard-prod-network: JobSecurityGroup (AWS::EC2::SecurityGroup) differs: /SecurityGroupIngress/0",
+        "trainyard-prod-image: Parameterreleasegaudi (AWS::SSM::Parameter) was deleted",
+        f"{compute}spot (AWS::Batch::ComputeEnvironment) differs: /ComputeResources/MaxvCpus",
+        f"{compute}Queuespot (AWS::Batch::JobQueue) differs: /State",
+    ]
+    # WHEN they undo it
+    resources = {"maxvCpus": limit["computeResources"]["maxvCpus"]}
+    batch.update_compute_environment(computeEnvironment=environment, computeResources=resources)
+    batch.update_job_queue(jobQueue=queue, state="ENABLED")
+    ssm.put_parameter(Name="/trainyard/prod/release/gaudi", Value=release, Type="String")
+    ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=rules)
+    # THEN there is no alert
+    assert report() == ""
+
+
 @pytest.mark.parametrize(
     ("resources", "nodes"),
     [({"nnodes": 2}, 2), ({"nnodes": 4, "capacity": "spot"}, 4), ({"capacity": "on-demand"}, 1)],

@@ -78,7 +78,7 @@ def test_no_event_of_other_services_calls_the_watch(reviewed: Templates) -> None
 def test_moves_and_budget_stops_are_optional(templates: Templates) -> None:
     plain = templates["dev/observability"]
     handlers = {function["Handler"] for function in resources(plain, "AWS::Lambda::Function").values()}
-    always = ("end_sweep", "report_job", "tag_instances", "watch_instances")
+    always = ("end_sweep", "report_drift", "report_job", "tag_instances", "watch_instances")
     assert handlers == {f"{file}.handler" for file in always}
     assert not [name for name in resources(plain, "AWS::Events::Rule") if name.startswith("SpotJobs")]
     assert not resources(plain, "AWS::Budgets::Budget")

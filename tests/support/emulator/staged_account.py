@@ -1,5 +1,6 @@
 """An account of the emulator into which the real CDK CLI deploys stages, and snapshots of it."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,6 +117,42 @@ class Account:
     def stage(self, name: str = "dev") -> DeployedStage:
         """Return a stage as the command line reads it."""
         return DeployedStage.from_parameters(name, self.parameters(name), emulated_processes=1, runs_containers=False)
+
+    def physical(self, stage: str) -> Callable[[str, str, str], str]:
+        """Return a function from a stack, the beginning of a logical id, and part of a type to the physical id."""
+
+        def find(stack: str, logical_id: str, kind: str) -> str:
+            described = self.aws.client("cloudformation").describe_stack_resources(
+                StackName=f"trainyard-{stage}-{stack}"
+            )["StackResources"]
+            [found] = [
+                str(each["PhysicalResourceId"])
+                for each in described
+                if each["LogicalResourceId"][:-8] == logical_id and kind in each["ResourceType"]
+            ]
+            return found
+
+        return find
+
+    def alerts(self, stage: str) -> Callable[[], list[str]]:
+        """Subscribe to a stage's alerts. Return a function that returns those since its last call."""
+        sns, sqs = self.aws.client("sns"), self.aws.client("sqs")
+        [topic] = [
+            each["TopicArn"]
+            for each in sns.list_topics()["Topics"]
+            if f"trainyard-{stage}-observability-Alerts" in each["TopicArn"]
+        ]
+        queue = sqs.create_queue(QueueName=f"alerts-of-{stage}")["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+
+        def read() -> list[str]:
+            messages = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages", [])
+            for message in messages:
+                sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+            return [str(json.loads(message["Body"])["Message"]) for message in messages]
+
+        return read
 
     def submit(self, purpose: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
         """Submit a job that runs a shell command; return its id, and keep it under `purpose`."""
