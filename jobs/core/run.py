@@ -15,6 +15,7 @@ One submission is one run, through all its attempts. A run writes only below `s3
     moves/JOB.json            written once, when another Batch job continues the run of JOB: {"successor": …}
     notebook/                 the folder of a notebook, saved while it runs
     notebook.json             one `NotebookServer`, while the notebook runs
+    compiled/HASH.tar.gz      what torch.compile has compiled, for one image and type of instance
     artifact.json             one `jobs.core.artifact.Pointer` to the artifact that the run produced
     classes.json              for a classification: one `jobs.data_checks.classes.ClassReport` of the held-out examples
     predictions.jsonl         for a classification: one held-out example per line: `label`, `predicted`, `confidence`
@@ -42,6 +43,7 @@ CHECKPOINT_LINKS = "links.json"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard/"
 MODEL = "model/"
+COMPILED = "compiled/"
 ATTEMPTS = "attempts/"
 UTILIZATION = "utilization/"
 RENDEZVOUS = "rendezvous/"
@@ -65,7 +67,7 @@ KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
 """Tag of checkpoints to keep (keep_every_steps); they do not expire."""
 
 CACHE_TAG = ("trainyard:kind", "cache")
-"""Tag of caches next to a team's runs: packages of scripts. They expire like checkpoints and are rebuilt if missing."""
+"""Tag of caches: packages of scripts, compiled graphs. They expire like checkpoints and are rebuilt if missing."""
 
 _MANIFEST = re.compile(rf"{CHECKPOINTS}step-(\d{{1,18}})/{re.escape(MANIFEST)}", re.ASCII)
 _ATTEMPT = re.compile(r"(\d{1,9})\.json", re.ASCII)

@@ -25,8 +25,11 @@ from jobs.container.channel import (
     sockets_of_interface,
     write_comparison,
 )
+from jobs.container.environment import ran_with
 from jobs.container.instance import InstanceMetadata, cpus, source_address
+from jobs.container.launcher import compiled_graphs
 from jobs.container.launcher.attempt import Attempt
+from jobs.container.launcher.compiled_graphs import CompiledGraphs
 from jobs.container.launcher.outcome import (
     End,
     Failure,
@@ -43,6 +46,7 @@ from jobs.container.launcher.watchdog import Idleness, Silence, Watchdog
 from jobs.container.rank import (
     ALLOW_CHANGES_VARIABLE,
     ARGUMENTS_FILE,
+    ATTEMPT_VARIABLE,
     LAUNCHED_AT_VARIABLE,
     LAUNCHER_PID_VARIABLE,
     SCRATCH_VARIABLE,
@@ -139,7 +143,7 @@ def run_ranks(attempt: Attempt) -> End:
                 program, python = script.program, script.python
                 if script.ran_with is not None:
                     attempt.set_versions(script.ran_with)
-            with script or contextlib.nullcontext():
+            with script or contextlib.nullcontext(), _compiled_graphs(attempt, script, stopping):
                 elastic_launch(config, python)(*program)
     except TrainyardError as error:
         end = End(code=1, reason=one_line(error), cause="own")
@@ -179,6 +183,24 @@ def _script(attempt: Attempt) -> ScriptJob | None:
         main_address=launch.node.main_address,
         cards=attempt.accelerator.devices,
         allow_changes=launch.options.allow_changes,
+    )
+
+
+def _compiled_graphs(
+    attempt: Attempt, script: ScriptJob | None, stopping: ShutdownWatch
+) -> contextlib.AbstractContextManager[object]:
+    """Return what keeps compiled graphs on S3. Habana's bridge has its own cache, which stays on the instance."""
+    if attempt.accelerator.name == "hpu":
+        return contextlib.nullcontext()
+    versions = {**ran_with(), **((script.ran_with if script is not None else None) or {})}
+    launch = attempt.launch
+    return CompiledGraphs(
+        launch.run,
+        compiled_graphs.folder_of(attempt.scratch),
+        compiled_graphs.fingerprint(versions, instance_type=launch.instance.name),
+        attempt=int(os.environ[ATTEMPT_VARIABLE]) if launch.node.is_main else None,
+        saves=launch.node.is_main,
+        is_stopping=lambda: stopping.reason is not None,
     )
 
 
@@ -366,7 +388,11 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
         **accelerator.environment,
-        **_unless_set({_RECIPES: f"{scratch / 'recipes'},false,{RECIPES_MB}"} if accelerator.name == "hpu" else {}),
+        **_unless_set(
+            {_RECIPES: f"{scratch / 'recipes'},false,{RECIPES_MB}"}
+            if accelerator.name == "hpu"
+            else compiled_graphs.variables(scratch)
+        ),
         **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
         **_unless_set(_NCCL_DUMP if accelerator.backend == "nccl" else {}),
     }

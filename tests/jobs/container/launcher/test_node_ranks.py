@@ -129,6 +129,8 @@ def launch() -> Launch:
 
 CHOSEN: list[tuple[str, Name, str, Name]] = [
     ("PT_HPU_RECIPE_CACHE_CONFIG", "hpu", "{scratch}/recipes,false,8192", "cpu"),
+    ("TORCHINDUCTOR_CACHE_DIR", "cuda", "{scratch}/compiled/inductor", "hpu"),
+    ("TRITON_HOME", "cpu", "{scratch}/compiled", "hpu"),
     ("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "cuda", "1000", "hpu"),
 ]
 
