@@ -15,7 +15,7 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from jobs.container.rank import Callback
+from jobs.container.rank import Callback, Rank
 from jobs.container.saving.resume import LossSinceLog, Resume
 from jobs.container.saving.shards import ShardWriter
 from jobs.container.saving.snapshot import BackgroundSave
@@ -27,6 +27,7 @@ from jobs.container.trainer.script_platform import Platform, at_exit, current_pl
 from jobs.container.trainer.trainer import Options, TrainedEnoughError, trainer_class
 from jobs.container.versions import keep_epoch
 from jobs.core.errors import TrainyardError
+from jobs.core.words import counted
 
 log = logging.getLogger("trainyard")
 
@@ -110,6 +111,7 @@ class _Parts(Components, Callback):
         rank, args, resume = platform.rank, trainer.args, platform.resume
         self._platform, self._trainer = platform, trainer
         self._is_over = False
+        _check_ranks(trainer, rank, resume)
         args.save_only_model = False  # without the optimizer a checkpoint cannot be resumed
         # The Trainer would create new callbacks in another order. _restore_state keeps the existing ones.
         args.restore_callback_states_from_checkpoint = False
@@ -232,6 +234,18 @@ class _Parts(Components, Callback):
             result = {**self._values, **self.metrics.throughput.figures}
             self.metrics.result(self._trainer.state.global_step, result)
         self.metrics.close()
+
+
+def _check_ranks(trainer: Any, rank: Rank, resume: Resume | None) -> None:
+    """Raise TrainyardError if DeepSpeed would resume on another number of ranks, for which it has no parts."""
+    if resume and resume.world_size != rank.world_size and trainer.is_deepspeed_enabled:
+        ranks = counted(resume.world_size, "rank")
+        raise TrainyardError(
+            f"checkpoint step-{resume.step} has DeepSpeed's parts of {ranks}, and DeepSpeed cannot resume it on "
+            f"{rank.world_size}",
+            next_step=f"resume the run on {ranks}; or fetch the checkpoint, convert it with DeepSpeed's "
+            "ds_to_universal.py, and submit a new run that loads it",
+        )
 
 
 def _check_resumable(args: Any) -> None:

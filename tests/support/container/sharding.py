@@ -75,13 +75,17 @@ def with_fsdp(self, *args, fsdp_plugin=None, **options):
         self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
 
 AcceleratorState.__init__ = with_fsdp
+OPTIONS = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False},
+}
 """
 """Makes accelerate shard a model on CPUs, which it supports but does not allow."""
 
-FSDP_TRAINER = """
+_TRAINER = """
 import os
 import time
-import fsdp_on_cpu
+import SHARDING_on_cpu
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, default_data_collator, set_seed
@@ -101,17 +105,50 @@ trainer = Trainer(
     model,
     TrainingArguments(
         "out", max_steps=40, per_device_train_batch_size=4, logging_steps=7, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no", learning_rate=1e-2, fsdp="full_shard auto_wrap",
-        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False},
+        disable_tqdm=True, save_strategy="no", learning_rate=1e-2, **SHARDING_on_cpu.OPTIONS,
     ),
     train_dataset=[{"input_ids": row, "labels": row} for row in rows],
     data_collator=lambda some: time.sleep(0.05) or default_data_collator(some),  # otherwise it ends before the kill
     callbacks=[trainyard.Callback(checkpoint_every_steps=8)],
 )
 trainer.train(resume_from_checkpoint=trainyard.checkpoint())
+"""
+
+FSDP_TRAINER = (
+    _TRAINER.replace("SHARDING", "fsdp")
+    + """
 assert {type(part).__name__ for part in trainer.model.parameters()} == {"DTensor"}
 state = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 if trainer.is_world_process_zero():
     trainer.model.save_pretrained(trainyard.output() / "model", state_dict=state)
 """
+)
 """A Trainer that shards its model with FSDP2."""
+
+DEEPSPEED_ON_CPU = """
+import os
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed
+
+# Otherwise DeepSpeed compiles its own communication between CPUs, which takes minutes.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+config = {
+    "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,  # which would be compiled too
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+OPTIONS = {"deepspeed": config, "optim": "adamw_torch"}
+"""
+
+DEEPSPEED_TRAINER = (
+    _TRAINER.replace("SHARDING", "deepspeed")
+    + """
+assert trainer.is_deepspeed_enabled
+trainer.save_model(str(trainyard.output() / "model"))
+"""
+)
+"""A Trainer that shards its model with DeepSpeed's ZeRO 3."""

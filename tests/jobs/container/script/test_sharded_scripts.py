@@ -1,6 +1,9 @@
 """Loops with `trainyard.Run` and a model sharded by FSDP2: saved in shards, and resumed on any number of ranks."""
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +13,13 @@ import torch
 from jobs.container.trainer.script_loop import refuse_unknown_shards
 from jobs.core.errors import TrainyardError
 from tests.support.container.launching import Launched, NewRun
-from tests.support.container.scripts import WARM, script_flags, write_files
-from tests.support.container.sharding import FSDP, FSDP_ON_CPU, FSDP_TRAINER
+from tests.support.container.scripts import WARM, script_flags, uv_settings, write_files
+from tests.support.container.sharding import DEEPSPEED_ON_CPU, DEEPSPEED_TRAINER, FSDP, FSDP_ON_CPU, FSDP_TRAINER
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+DEEPSPEED = ("deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "py-cpuinfo==9.0.0")
 
 
 def test_unknown_shards_are_refused() -> None:
@@ -74,6 +79,30 @@ def test_a_sharded_trainer_ends_as_if_uninterrupted(new_run: NewRun, s3: "S3Clie
     assert {"pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/.metadata", "rng_state_1.pth"} < names
     second = run.attempt(*flags, nproc=2, attempt=2, **WARM)
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
+    assert run.read("output/model/model.safetensors") == whole.read("output/model/model.safetensors")
+    assert run.curve() == whole.curve()
+
+
+def test_a_trainer_with_deepspeed_ends_as_if_uninterrupted(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
+    files = {"train.py": DEEPSPEED_TRAINER, "deepspeed_on_cpu.py": DEEPSPEED_ON_CPU}
+    flags = script_flags(s3, write_files(tmp_path / "code", files), "train.py")
+    # Not among the packages of other scripts: accelerate imports DeepSpeed whenever it is installed.
+    packages = tmp_path / "packages"
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--system-certs", "--no-deps", "--target"]
+    subprocess.run([*install, packages, *DEEPSPEED], env={**os.environ, **uv_settings()}, check=True)
+    options: dict[str, Any] = {"kind": "script", "PYTHONPATH": str(packages)}
+    whole = new_run()
+    whole.attempt(*flags, nproc=2, **options)
+    run = new_run()
+    first = run.start(*flags, nproc=2, **options)
+    first.wait_for_line("[progress] 14/40")
+    assert first.kill(signal.SIGTERM) == 75
+    step = run.recorded_attempt(1).last_step
+    names = {name.removeprefix(f"checkpoints/step-{step}/") for name in run.keys(f"checkpoints/step-{step}/")}
+    parts = {f"global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)}
+    assert {*parts, "latest", "manifest.json"} < names
+    last = run.attempt(*flags, nproc=2, attempt=2, **options)
+    assert f"start: resumed from checkpoint step-{step}\n" in last.lines
     assert run.read("output/model/model.safetensors") == whole.read("output/model/model.safetensors")
     assert run.curve() == whole.curve()
 

@@ -1,11 +1,12 @@
-"""The evaluation at an epoch's end that the last attempt missed."""
+"""What a script's Trainer does when it resumes: a missed evaluation, and DeepSpeed's parts."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.container.trainer.script_trainer import _Parts
+from jobs.container.trainer.script_trainer import _check_ranks, _Parts
+from jobs.core.errors import TrainyardError
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,16 @@ def test_missed_evaluation_is_made_by_the_next_attempt(changes: dict[str, Any], 
     parts: Any = SimpleNamespace(_trainer=trainer, _note_best=made.append)
     _Parts._evaluate_missed(parts)
     assert made == [{"eval_loss": 0.25}] * is_made_up
+
+
+def test_deepspeed_does_not_resume_on_another_number_of_ranks() -> None:
+    resume: Any = SimpleNamespace(step=16, world_size=8)
+    for resumed, ranks, has_deepspeed in ((None, 4, True), (resume, 8, True), (resume, 4, False)):
+        _check_ranks(SimpleNamespace(is_deepspeed_enabled=has_deepspeed), _rank_of(ranks), resumed)
+    reason = r"step-16 has DeepSpeed's parts of 8 ranks, and DeepSpeed cannot resume it on 4\nNext: resume the run on 8"
+    with pytest.raises(TrainyardError, match=reason):
+        _check_ranks(SimpleNamespace(is_deepspeed_enabled=True), _rank_of(4), resume)
+
+
+def _rank_of(ranks: int) -> Any:
+    return SimpleNamespace(world_size=ranks)
