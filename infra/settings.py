@@ -19,7 +19,7 @@ STAGES = {
         Stage(
             name="prod",
             teams=TEAMS,
-            # Multi-node jobs run in one zone: the zone of this region that is known to offer the instances.
+            # A multi-node job runs in one zone: the first with capacity, of this region's that offer the instances.
             region="us-east-1",
             max_nodes=16,
             max_on_demand_nodes=4,

@@ -209,7 +209,7 @@ class ComputeEnvironment(Construct):
     ) -> None:
         """Create the environment. Batch picks among `types`, all with the same card, by price and capacity.
 
-        `multinode`: for jobs whose nodes start together, in the first of `subnets`, with EFA if the type has it.
+        `multinode`: for jobs whose nodes start together, in the only one of `subnets`, with EFA if the type has it.
         Otherwise there is no EFA, and nodes that start one by one (`resources.capacity: spot`) connect over TCP on each
         instance's only interface: EC2 picks the zone with Spot capacity per node, and EFA cannot cross zones.
         """
@@ -262,7 +262,7 @@ class ComputeEnvironment(Construct):
                 minv_cpus=0,
                 # Room for no more than max_nodes of the smallest type, which is what a job asks for.
                 maxv_cpus=min(each.vcpus for each in types) * max_nodes,
-                subnets=[subnet.subnet_id for subnet in (subnets[:1] if multinode else subnets)],
+                subnets=[subnet.subnet_id for subnet in subnets],
                 # Batch accepts security groups either here or in the template's interfaces, not both.
                 security_group_ids=None if efa else [instances.security_group.security_group_id],
                 placement_group=group.ref if group else None,

@@ -24,7 +24,7 @@ from infra.machine_image.build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import CapacityReservation, Pool, Stage, Team
 from infra.stages.amis import ami_sources, is_ami, recorded_ami
-from infra.stages.network_plan import has_interface_endpoints
+from infra.stages.network_plan import has_interface_endpoints, multinode_subnet_indices, subnet_names
 from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, FSX_SECURITY_GROUP, StorageStack
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import QUEUES, Capacity, Queue, environments, queues_of
@@ -63,8 +63,8 @@ class InstancePool:
     """None for CPU instances, which have one type."""
     retiring: str | None = None
     """Id of the pool if it is retiring."""
-    environments: dict[tuple[Capacity, bool, str], ComputeEnvironment] = field(default_factory=dict)
-    """Compute environments by capacity, whether they are for multi-node jobs, and first type."""
+    environments: dict[tuple[Capacity, str, int | None], ComputeEnvironment] = field(default_factory=dict)
+    """Compute environments by capacity, first type and, if they are for multi-node jobs, the index of their subnet."""
 
 
 class ComputeStack(StageStack):
@@ -138,10 +138,11 @@ class ComputeStack(StageStack):
 
     def _queue(self, queue: Queue, types: Sequence[InstanceType], pool: InstancePool) -> None:
         tried = [
-            self._environment(queue, capacity, group, pool)
+            self._environment(queue, capacity, group, pool, zone)
             for capacity in self._capacities(queue)
             if self._max_nodes(queue, capacity)
             for group in self._groups(queue, capacity, types, pool)
+            for zone in self._zones(queue, pool)
         ]
         resource = batch.CfnJobQueue(
             pool.scope,
@@ -174,13 +175,25 @@ class ComputeStack(StageStack):
         # Batch allows three environments: On-Demand instances as a fallback for Spot are of the first card only.
         return pool.pool.on_demand_environments[: None if queue.capacity == capacity else 1]
 
+    def _zones(self, queue: Queue, pool: InstancePool) -> Sequence[int | None]:
+        """Return the subnets of a queue's multi-node jobs, by index, in Batch's order; else one None, for all of them.
+
+        All nodes of a job are in one environment, and therefore in one zone.
+        """
+        if pool.pool is None or not queue.several_nodes:
+            return [None]
+        return multinode_subnet_indices(self.stage_row, pool.pool)
+
     def _environment(
-        self, queue: Queue, capacity: Capacity, types: Sequence[InstanceType], pool: InstancePool
+        self, queue: Queue, capacity: Capacity, types: Sequence[InstanceType], pool: InstancePool, zone: int | None
     ) -> ComputeEnvironment:
-        """Return a pool's compute environment. Queues share it, so that the limit applies to them together."""
-        key = (capacity, queue.several_nodes, types[0].name)
+        """Return a pool's compute environment. Queues share it, so that the limit applies to them together.
+
+        `zone`: index of the only subnet of multi-node jobs.
+        """
+        key = (capacity, types[0].name, zone)
         if key not in pool.environments:
-            name = "multinode" if queue.several_nodes else capacity
+            name = capacity if zone is None else self._multinode_name(pool, zone)
             pool.environments[key] = ComputeEnvironment(
                 pool.scope,
                 name if types[0] == pool.instances.row else f"{name}-{types[0].name}",
@@ -188,10 +201,20 @@ class ComputeStack(StageStack):
                 types=types,
                 capacity=capacity,
                 max_nodes=self._max_nodes(queue, capacity),
-                subnets=self._subnets(capacity, types, pool.pool),
-                multinode=queue.several_nodes,
+                subnets=self._subnets(capacity, types, pool.pool)
+                if zone is None
+                else [self._network.job_subnets[zone]],
+                multinode=zone is not None,
             )
         return pool.environments[key]
+
+    def _multinode_name(self, pool: InstancePool, zone: int) -> str:
+        """Return the name of an environment for multi-node jobs, with its zone or subnet unless it is the first.
+
+        The first keeps the name that it has in a stage of one zone: another name would replace it.
+        """
+        is_first = not any(known is not None for *_, known in pool.environments)
+        return "multinode" if is_first else f"multinode-{subnet_names(self.stage_row)[zone]}"
 
     def _subnets(self, capacity: Capacity, types: Sequence[InstanceType], pool: Pool | None) -> Sequence[ec2.ISubnet]:
         if pool is None:

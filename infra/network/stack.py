@@ -17,8 +17,8 @@ from infra.stages.network_plan import (
     ENDPOINT_SERVICES,
     egress_ports,
     endpoint_zone_count,
+    fsx_subnet_index,
     has_interface_endpoints,
-    multinode_subnet_index,
     offering_indices,
     reserved_subnet_index,
     uses_default_security_group,
@@ -218,9 +218,9 @@ class NetworkStack(StageStack):
         return []
 
     @property
-    def multinode_subnet(self) -> ec2.ISubnet:
-        """Return the subnet of multi-node jobs and FSx."""
-        return self.job_subnets[multinode_subnet_index(self.stage_row)]
+    def fsx_subnet(self) -> ec2.ISubnet:
+        """Return the subnet of FSx, which has one. Instances in other zones reach it too."""
+        return self.job_subnets[fsx_subnet_index(self.stage_row)]
 
     def _admit_multinode_containers(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):

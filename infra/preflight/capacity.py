@@ -9,7 +9,7 @@ from infra.preflight.account import Account, Finding, error_code, ok, problem, u
 from infra.preflight.network import subnet_zones
 from infra.stages import Stage
 from infra.stages.limits import MAX_QUEUES
-from infra.stages.network_plan import multinode_subnet_index, reserved_subnet_index
+from infra.stages.network_plan import environment_count, multinode_subnet_indices, reserved_subnet_index
 from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
 
 WITHDRAWN = {
@@ -57,7 +57,7 @@ def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
         key = what.title().replace(" ", "")
         found = account.pages("batch", f"describe_{what.replace(' ', '_')}", key[0].lower() + key[1:])
         others = sum(item.get("tags", {}).get("trainyard:stage") != stage.name for item in found)
-        own = stage.queue_count if what == "job queues" else stage.environment_count
+        own = stage.queue_count if what == "job queues" else environment_count(stage)
         text = f"{own} {what} of this stage and {others} others; Batch allows {MAX_QUEUES} per account and region"
         if own + others <= MAX_QUEUES:
             yield ok(BATCH, text)
@@ -164,17 +164,17 @@ def _offer(
 
 
 def _multinode_offer(account: Account, stage: Stage, offering: list[str], zones: list[str]) -> Finding:
-    """Check the only zone in which multi-node jobs, whose nodes start together, and FSx can be."""
+    """Check the zones of multi-node jobs whose nodes start together."""
     name = stage.row.name
-    reserved = reserved_subnet_index(stage, stage.pool)
-    index = multinode_subnet_index(stage) if reserved is None else reserved
-    zone = zones[index] if index < len(zones) else "no zone"
-    users = "multi-node jobs and FSx" if stage.fsx_gib and reserved is None else "multi-node jobs"
-    if zone in offering:
-        return ok(OFFER, f"EC2 offers {name} in {zone}, the zone of {users}")
-    text = f"EC2 does not offer {name} in {zone}, the only zone of {users}; it does in {', '.join(offering)}"
+    used = [zones[index] for index in multinode_subnet_indices(stage, stage.pool) if index < len(zones)] or ["no zone"]
+    used = list(dict.fromkeys(used))
+    where = f"zone{'s' if len(used) > 1 else ''} of multi-node jobs"
+    missing = [zone for zone in used if zone not in offering]
+    if not missing:
+        return ok(OFFER, f"EC2 offers {name} in {', '.join(used)}, the {where}")
+    text = f"EC2 does not offer {name} in {', '.join(missing)}, of the {where}; it does in {', '.join(offering)}"
     if stage.vpc is not None:
-        return problem(OFFER, text, "list a subnet in one of these zones first under `vpc` in infra/settings.py")
+        return problem(OFFER, text, "list subnets in these zones first under `vpc` in infra/settings.py, up to three")
     return problem(
         OFFER,
         text,
@@ -196,10 +196,12 @@ def _needs(stage: Stage) -> dict[tuple[str | None, str], tuple[int, list[str]]]:
     needs: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
     for types, nodes, spot, of in (
         *((types, stage.max_nodes, True, of) for pool, of in pools for types in pool.environments),
+        *((types, stage.max_on_demand_nodes, False, of) for pool, of in pools for types in pool.on_demand_environments),
         *(
-            (types, stage.max_on_demand_nodes + (0 if number else stage.max_multinode_nodes), False, of)
+            (pool.rows[:1], stage.max_multinode_nodes * zones, False, f"{of} for multi-node jobs{each}")
             for pool, of in pools
-            for number, types in enumerate(pool.on_demand_environments)
+            for zones in [len(multinode_subnet_indices(stage, pool))]
+            for each in [f" in {zones} zones" if zones > 1 else ""]
         ),
         *(((stage.cpu_row,), stage.max_cpu_nodes, True, of) for of in owners),
     ):

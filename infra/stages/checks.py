@@ -16,6 +16,7 @@ from infra.stages.limits import MAX_QUEUES, OUT_OF_LIMITS
 from infra.stages.model import Pool, Stage, Team
 from infra.stages.network_plan import (
     DEFAULT_ZONE_COUNT,
+    environment_count,
     has_interface_endpoints,
     reserved_subnet_index,
     subnet_names,
@@ -168,14 +169,15 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
             yield f"team '{team.name}': share: only affects teams that share instances; also set shares_instances=True"
     owners = len(stage.instance_owners)
     try:
-        most = max(stage.queue_count, stage.environment_count)
+        most = max(stage.queue_count, environment_count(stage))
     except UsageError:  # an unknown instance type, which is reported as such
         return
     if most > MAX_QUEUES:
         yield (
             f"teams: Batch allows {MAX_QUEUES} queues and as many compute environments per account and region; this "
             f"stage has {owners} x {most // owners}: one set per team with its own instances, and one for "
-            "all teams that share. Set shares_instances=True for more teams, or move some to another account or region"
+            f"all teams that share{', with one per zone for multi-node jobs' if stage.max_multinode_nodes else ''}. "
+            "Set shares_instances=True for more teams, or move some to another account or region"
         )
 
 

@@ -146,7 +146,7 @@ class ExistingVpc:
     """Id of the VPC: `vpc-…`."""
     private_subnet_ids: limits.SubnetIds
     """Subnets in which instances start. Each needs a route to AWS (NAT or endpoints), in a zone that offers the
-    instance type. Multi-node jobs and FSx use the first one."""
+    instance type. Multi-node jobs use the first three, best in different zones. FSx is in the first one."""
     private_route_table_ids: limits.RouteTableIds = ()
     """Route tables of these subnets. Each gets a route to an S3 gateway endpoint, which is free."""
     default_security_group_id: limits.SecurityGroupId | None = None
@@ -324,8 +324,10 @@ class Stage:
     """Maximum number of On-Demand accelerator instances per team and card: for jobs that find no Spot capacity, were
     reclaimed too often, or ask for On-Demand in their spec. With 0, the stage has no On-Demand capacity."""
     max_multinode_nodes: limits.Nodes = 0
-    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together. With
-    0, there are no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
+    """Maximum number of On-Demand instances per team and zone for multi-node jobs whose nodes start together. All nodes
+    of a job are in one zone, the first with capacity of up to three that offer the first of `instance_types`; several
+    jobs may be in several zones. With 0, there are no such jobs; multi-node jobs on Spot count towards `max_nodes`
+    instead."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
     """Maximum number of CPU instances per team (together for teams that share instances)."""
     capacity_reservation: CapacityReservation | None = None
@@ -382,7 +384,8 @@ class Stage:
     """
     fsx_gib: limits.FsxGib = 0
     """Size in GiB of an FSx for Lustre file system that shows `shared/` of the data bucket to accelerated jobs: 1200,
-    or a multiple of 2400. With 0, there is no file system."""
+    or a multiple of 2400. It is in one zone; jobs in other zones pay EC2's transfer between zones for what they read.
+    With 0, there is no file system."""
     checkpoint_retention_days: limits.RetentionDays = 30
     """Days after which checkpoints are deleted; a run that has not resumed by then starts from the beginning. Models
     are kept. Caches for later attempts (packages of scripts, HPU recipes) expire at the same age and are rebuilt when
@@ -432,17 +435,6 @@ class Stage:
         of_every_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
         queues = [of_every_pool + len(pool.environments[1:] and pool.environments) for pool in self.pools]
         return len(self.instance_owners) * (1 + sum(queues))
-
-    @property
-    def environment_count(self) -> int:
-        """Return the number of compute environments of the stage."""
-        found = [
-            len(pool.environments)
-            + len(pool.on_demand_environments) * bool(self.max_on_demand_nodes)
-            + bool(self.max_multinode_nodes)
-            for pool in self.pools
-        ]
-        return len(self.instance_owners) * (1 + sum(found))
 
     @property
     def pools(self) -> tuple[Pool, ...]:

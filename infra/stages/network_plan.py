@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from infra.stages import Pool, Stage
 from jobs.core.instance_types import InstanceType
+from jobs.core.queues import MAX_QUEUE_ENVIRONMENTS
 
 DEFAULT_ZONE_COUNT = 2
 """Number of the region's first zones to use if neither the settings nor the instance types' rows name zones."""
@@ -67,8 +68,36 @@ def reserved_subnet_index(stage: Stage, pool: Pool) -> int | None:
     return names.index(place) if place in names else None
 
 
-def multinode_subnet_index(stage: Stage) -> int:
-    """Return the index of the subnet for multi-node jobs and FSx: EFA and placement groups cannot span zones."""
+def multinode_subnet_indices(stage: Stage, pool: Pool) -> list[int]:
+    """Return the indices of the subnets for a pool's multi-node jobs, at most three: one for each compute environment.
+
+    EFA and placement groups cannot span zones, so each zone has its own environment. Batch tries them in this order: if
+    one "can't provide a suitable compute resource, the scheduler attempts to run the job on the next compute
+    environment" (AWS Batch User Guide, "Compute environments").
+
+    A stage's own subnets count if their zones are known to offer the type; if none is known, only the first counts. The
+    subnets of an existing VPC all count, because their zones have to offer it.
+    """
+    reserved = reserved_subnet_index(stage, pool)
+    if reserved is not None:
+        return [reserved]
+    found = range(len(stage.vpc.private_subnet_ids)) if stage.vpc else offering_indices(stage, pool.rows[:1]) or [0]
+    return list(found)[:MAX_QUEUE_ENVIRONMENTS]
+
+
+def environment_count(stage: Stage) -> int:
+    """Return the number of compute environments of the stage."""
+    found = [
+        len(pool.environments)
+        + len(pool.on_demand_environments) * bool(stage.max_on_demand_nodes)
+        + len(multinode_subnet_indices(stage, pool)) * bool(stage.max_multinode_nodes)
+        for pool in stage.pools
+    ]
+    return len(stage.instance_owners) * (1 + sum(found))
+
+
+def fsx_subnet_index(stage: Stage) -> int:
+    """Return the index of the subnet for FSx, in the first zone known to offer the accelerators."""
     return next(iter(offering_indices(stage, [stage.row])), 0)
 
 

@@ -179,7 +179,7 @@ class StorageStack(StageStack):
                 "SharedFileSystem",
                 capacity_gib=stage.fsx_gib,
                 bucket=self.data_bucket,
-                subnet=network.multinode_subnet,
+                subnet=network.fsx_subnet,
                 servers=servers,
                 jobs=network.job_security_group,
                 key=self._key,

@@ -59,6 +59,18 @@ def test_another_instance_type_is_added_beside_the_old_one() -> None:
     assert parameter_path("test") + queue_parameter(SPOT, team="research") in published(after)
 
 
+def test_another_zone_of_multinode_jobs_is_added_beside_the_first() -> None:
+    # GIVEN a stage of one zone, WHEN a second zone that offers the type is added
+    one = replace(CUDA, availability_zone_ids=("use1-az2",), max_multinode_nodes=2)
+    two = replace(one, availability_zone_ids=("use1-az2", "use1-az4"))
+    added, changed, removed = difference(templates_of(one), templates_of(two))
+    # THEN the first zone's environments stay as they are, and those of other instances get the new subnet in place
+    new = [name for name, kind in added if kind == MACHINES[0]]
+    assert (len(new), all("multinodeuse1az4" in name for name in new)) == (len(one.teams), True)
+    assert [name for name, kind in changed if kind == MACHINES[0] and "multinode" in name] == []
+    assert [item for item in removed if item[1].startswith("AWS::Batch")] == []
+
+
 def test_changing_a_setting_changes_nothing_else() -> None:
     changed_row = replace(BASE, max_nodes=7, checkpoint_retention_days=7)
     added, changed, removed = difference(templates_of(BASE), templates_of(changed_row))

@@ -7,6 +7,7 @@ import pytest
 
 from infra.emulator.cloudformation.resources import replacing_properties
 from infra.stages import CapacityReservation, ExistingVpc, Stage, Team
+from infra.stages.network_plan import environment_count
 from jobs.core.instance_types import instance_type
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from tests.support.infra.goldens import assert_as_reviewed
@@ -62,12 +63,24 @@ def test_a_single_interface_declines_a_public_address() -> None:
     assert interface["AssociatePublicIpAddress"] is False
 
 
-def test_multinode_jobs_use_the_first_existing_subnet() -> None:
-    ids = ("subnet-0123456789abcdef0", "subnet-0123456789abcdef1")
+def test_multinode_jobs_have_an_environment_in_each_of_three_subnets() -> None:
+    # GIVEN four subnets of an existing VPC
+    ids = tuple(f"subnet-{number:017}" for number in range(4))
     vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids)
-    made = environments(up_to("compute", replace(PLAIN, vpc=vpc, max_multinode_nodes=2))["compute"])
+    row = replace(PLAIN, vpc=vpc, max_multinode_nodes=2)
+    compute = up_to("compute", row)["compute"]
+    # THEN the queue tries the first three, each with a separate placement group, and the first without a zone's name
+    made = environments(compute)
     assert made["dl1-24xlarge-1-21-0-spot"]["Subnets"] == list(ids)
-    assert made["dl1-24xlarge-1-21-0-multinode"]["Subnets"] == [ids[0]]
+    tried = queues(compute)["multinode"][0]
+    assert [name.removeprefix("dl1-24xlarge-1-21-0-") for name in tried] == [
+        "multinode",
+        *(f"multinode-{subnet}" for subnet in ids[1:3]),
+    ]
+    assert [made[name]["Subnets"] for name in tried] == [[subnet] for subnet in ids[:3]]
+    assert len({made[name]["PlacementGroup"]["Ref"] for name in tried}) == 3
+    assert {made[name]["MaxvCpus"] for name in tried} == {2 * instance_type("dl1.24xlarge").vcpus}
+    assert len(made) == environment_count(row)
 
 
 def queues(compute: dict[str, Any]) -> dict[str, tuple[list[str], dict[str, int]]]:
@@ -117,7 +130,7 @@ def test_cards_are_tried_in_order_and_equal_cards_share_an_environment() -> None
         "spot-g6e.xlarge": ["spot"],
         "spot-g5.xlarge": ["spot-g5.xlarge"],
     }
-    assert (len(made), len(environments(templates["compute"]))) == (row.queue_count, row.environment_count)
+    assert (len(made), len(environments(templates["compute"]))) == (row.queue_count, environment_count(row))
     # AND a job asks for what the smallest type has
     [train] = [
         each
@@ -132,7 +145,7 @@ def test_cards_are_tried_in_order_and_equal_cards_share_an_environment() -> None
     row = replace(row, capacity_reservation=reserved, region="us-east-1", availability_zone_ids=("use1-az2",))
     compute = up_to("compute", row)["compute"]
     assert queues(compute)["on-demand"][0] == [f"{pool}-on-demand"]
-    assert len(environments(compute)) == row.environment_count
+    assert len(environments(compute)) == environment_count(row)
 
 
 def test_jobs_without_spot_capacity_start_on_demand_or_wait() -> None:

@@ -100,7 +100,7 @@ def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
     row = stage_of(region="us-east-1", availability_zone_ids=("use1-az6", "use1-az2"))
     stack = NetworkStack(cdk.Stage(new_app(tmp_path), row.name), stage=row)
     # THEN multi-node jobs use the zone that does
-    assert stack.multinode_subnet is stack.job_subnets[1]
+    assert stack.fsx_subnet is stack.job_subnets[1]
     assert stack.subnets_offering([INSTANCE_TYPES["dl1.24xlarge"]]) == [stack.job_subnets[1]]
     # AND types without known zones may use all zones
     assert stack.subnets_offering([INSTANCE_TYPES["m6i.4xlarge"]]) == list(stack.job_subnets)

@@ -366,9 +366,13 @@ def test_a_stage_with_more_queues_than_batch_allows_is_refused() -> None:
     assert "has 26 x 2: one set per team" in refusal(teams=teams)
     # A retiring pool adds queues; teams that share instances have one set together.
     upgraded = {**everything, "retiring": (RETIRING,)}
-    assert "has 8 x 7: one set per team" in refusal(teams=teams[:8], **upgraded)
-    shared = tuple(replace(team, shares_instances=True) for team in teams[6:])
-    check(Stage(name="test", teams=(*teams[:6], *shared), **upgraded))
+    # More zones offer P4d than DL1, and multi-node jobs have an environment in each.
+    assert "has 6 x 9: one set per team" in refusal(teams=teams[:6], **upgraded)
+    several_zones = {**everything, "instance_types": ("p4d.24xlarge",)}
+    assert "has 9 x 6: one set per team" in refusal(teams=teams[:9], **several_zones)
+    check(Stage(name="test", teams=teams[:12], availability_zone_ids=("use1-az2",), **several_zones))
+    shared = tuple(replace(team, shares_instances=True) for team in teams[4:])
+    check(Stage(name="test", teams=(*teams[:4], *shared), **upgraded))
 
 
 def test_endpoints_for_multinode_jobs_need_the_default_group() -> None:
