@@ -36,14 +36,28 @@ def ran_with() -> dict[str, str]:
 
 def _image_digest() -> str | None:
     """Return the digest of the container's image, or None outside ECS or if the job named the image by a tag."""
-    address = os.environ.get(METADATA_VARIABLE)
+    return (_ecs_metadata("", "Image", os.environ) or "").partition("@")[2] or None
+
+
+def task_zone(environment: Mapping[str, str]) -> str | None:
+    """Return the availability zone of the container's ECS task, or None if ECS does not report it.
+
+    ECS's guide promises it on Fargate only; on EC2, the ECS agent fills it too (agent/handlers/v4/response.go of
+    aws/amazon-ecs-agent).
+    """
+    return _ecs_metadata("/task", "AvailabilityZone", environment)
+
+
+def _ecs_metadata(path: str, key: str, environment: Mapping[str, str]) -> str | None:
+    """Return a value from the task metadata endpoint, or None outside ECS or if there is none."""
+    address = environment.get(METADATA_VARIABLE)
     if not address:
         return None
     # No proxy reaches the agent's link-local address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(address, timeout=_ANSWER_SECONDS) as answer:
-            return str(json.load(answer)["Image"]).partition("@")[2] or None
+        with opener.open(f"{address}{path}", timeout=_ANSWER_SECONDS) as answer:
+            return str(json.load(answer)[key]) or None
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return None
 

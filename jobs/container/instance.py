@@ -23,6 +23,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from jobs.container.environment import task_zone
 from jobs.core.locations import S3Location
 from jobs.core.queues import CAPACITY_NAMES, Capacity
 
@@ -149,9 +150,12 @@ def found_type(planned: Sequence[str], environment: Mapping[str, str], *, on_ins
 
 
 def zone(environment: Mapping[str, str], *, on_instance: bool) -> str | None:
-    """Return the availability zone of the instance, or None if the instance does not report it."""
+    """Return the availability zone of the instance, or None if neither the instance nor ECS reports it.
+
+    Nodes that start together cannot reach the instance's metadata service (infra/compute/user_data.py).
+    """
     metadata = InstanceMetadata.of(environment, on_instance=on_instance)
-    return metadata.zone() if metadata is not None else None
+    return (metadata.zone() if metadata is not None else None) or task_zone(environment)
 
 
 def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:

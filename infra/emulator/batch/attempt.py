@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moto.core.exceptions import ServiceException
+from moto.ec2.models import ec2_backends
 from moto.logs.models import LogsBackend
 from moto.secretsmanager.models import secretsmanager_backends
 from werkzeug.exceptions import HTTPException
@@ -108,12 +109,16 @@ class Attempt(threading.Thread):
     def metadata(self, instance_id: str) -> Mapping[str, str] | None:
         """Return what an instance's metadata service answers, by path; None if no task of the attempt has the instance.
 
-        Batch's choice among the types of a compute environment is not modelled: the instance has the first.
+        Batch's choice among the types and subnets of a compute environment is not modelled: the instance has the first.
         """
         if all(task.record.instance_id != instance_id for task in self._tasks.values()):
             return None
         resources = self.environment.resources
-        found = {"instance-life-cycle": "spot" if resources["type"] == "SPOT" else "on-demand"}
+        subnet = ec2_backends[self.services.account_id][self.services.region].get_subnet(resources["subnets"][0])
+        found = {
+            "instance-life-cycle": "spot" if resources["type"] == "SPOT" else "on-demand",
+            "placement/availability-zone": subnet.availability_zone,
+        }
         if resources.get("instanceTypes"):
             found["instance-type"] = resources["instanceTypes"][0]
         return found

@@ -24,11 +24,12 @@ class Batch:
 
     aws: Emulator
     client: Any
+    vpc: str
     subnet: str
     security_group: str
     instance_profile: str
 
-    def environment(self, *, max_vcpus: int = 64, kind: str = "EC2", **more: Any) -> str:
+    def environment(self, *, max_vcpus: int = 64, kind: str = "EC2", subnet: str = "", **more: Any) -> str:
         """Create a compute environment; return its name."""
         name = f"environment-{uuid.uuid4().hex[:8]}"
         self.client.create_compute_environment(
@@ -39,7 +40,7 @@ class Batch:
                 "minvCpus": 0,
                 "maxvCpus": max_vcpus,
                 "instanceTypes": ["dl1.24xlarge"],
-                "subnets": [self.subnet],
+                "subnets": [subnet or self.subnet],
                 "securityGroupIds": [self.security_group],
                 "instanceRole": self.instance_profile,
             },
@@ -167,7 +168,10 @@ def prepare(aws: Emulator) -> Batch:
     """Create the network and instance profile that compute environments need."""
     ec2, iam = aws.client("ec2"), aws.client("iam")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
+    place = {"CidrBlock": "10.0.0.0/24", "AvailabilityZone": "us-east-1a"}
+    subnet = ec2.create_subnet(VpcId=vpc, **place)["Subnet"]["SubnetId"]
     group = ec2.create_security_group(GroupName="jobs", Description="jobs", VpcId=vpc)["GroupId"]
     profile = iam.create_instance_profile(InstanceProfileName="instances")["InstanceProfile"]["Arn"]
-    return Batch(aws=aws, client=aws.client("batch"), subnet=subnet, security_group=group, instance_profile=profile)
+    return Batch(
+        aws=aws, client=aws.client("batch"), vpc=vpc, subnet=subnet, security_group=group, instance_profile=profile
+    )

@@ -182,6 +182,34 @@ def test_multinode_job_on_spot_waits_forever(batch: Batch) -> None:
     assert batch.job(batch.submit(batch.definition("true"), queue))["status"] == "RUNNABLE"
 
 
+def test_all_nodes_start_in_the_first_zone_with_capacity(batch: Batch) -> None:
+    # GIVEN an environment in each of two zones, and room for one node in the first
+    other = batch.aws.client("ec2").create_subnet(
+        VpcId=batch.vpc, CidrBlock="10.0.1.0/24", AvailabilityZoneId="use1-az2"
+    )["Subnet"]
+    zone_a, zone_b = batch.environment(max_vcpus=2), batch.environment(max_vcpus=2, subnet=other["SubnetId"])
+    queue = batch.queue(zone_a, zone_b)
+    busy = batch.submit(batch.definition("sh", "-c", PATIENT), queue)
+    batch.wait_for_line(busy, "ready")
+    metadata = "curl -s $AWS_EC2_METADATA_SERVICE_ENDPOINT/latest/meta-data/placement/availability-zone"
+    script = f"echo $AWS_BATCH_CE_NAME $({metadata}); [ {MAIN} ] && sleep 0.6; true"
+
+    def places() -> list[list[str]]:
+        job_id = batch.submit(batch.multinode_definition(script), queue)
+        assert batch.wait_for_end(job_id)["status"] == "SUCCEEDED"
+        return [batch.output(node) for node in nodes(batch, job_id, 2)]
+
+    # THEN both nodes of a job start in the other zone, not one in each
+    assert places() == [[f"{zone_b} {other['AvailabilityZone']}"]] * 2
+    # AND so they do if the first zone has no instances at all, and in the first if it has enough
+    batch.client.terminate_job(jobId=busy, reason="enough")
+    batch.wait_for_end(busy)
+    batch.client.update_compute_environment(computeEnvironment=zone_a, state="DISABLED")
+    assert places() == [[f"{zone_b} {other['AvailabilityZone']}"]] * 2
+    batch.client.update_compute_environment(computeEnvironment=zone_a, state="ENABLED")
+    assert [output[0].split()[0] for output in places()] == [zone_a] * 2
+
+
 def test_node_overrides(batch: Batch) -> None:
     command = ["sh", "-c", f"echo $WORD $AWS_BATCH_JOB_NUM_NODES; [ {MAIN} ] && sleep 0.6; true"]
     given = {"targetNodes": "0:", "ecsPropertiesOverride": overrides(command=command, environment={"WORD": "of"})}

@@ -80,7 +80,7 @@ def test_environment_of_a_job(batch: Batch) -> None:
 
 _READ_METADATA = """
 import os, urllib.error, urllib.request
-for path in ("instance-type", "instance-life-cycle", "spot/instance-action"):
+for path in ("instance-type", "instance-life-cycle", "placement/availability-zone", "spot/instance-action"):
     try:
         print(urllib.request.urlopen(f"{os.environ['AWS_EC2_METADATA_SERVICE_ENDPOINT']}/latest/meta-data/{path}").read().decode())
     except urllib.error.HTTPError as error:
@@ -88,11 +88,11 @@ for path in ("instance-type", "instance-life-cycle", "spot/instance-action"):
 """
 
 
-def test_a_job_reads_the_type_and_life_cycle_of_its_instance(batch: Batch) -> None:
+def test_a_job_reads_the_type_life_cycle_and_zone_of_its_instance(batch: Batch) -> None:
     queue = batch.queue(batch.environment(kind="SPOT"))
     job_id = batch.submit(batch.definition("python", "-c", _READ_METADATA), queue)
     # No Spot notice: a reclaim happens on request.
-    assert batch.output(batch.wait_for_end(job_id)) == ["dl1.24xlarge", "spot", "404"]
+    assert batch.output(batch.wait_for_end(job_id)) == ["dl1.24xlarge", "spot", "us-east-1a", "404"]
 
 
 def test_running_job_shows_its_overrides(batch: Batch) -> None:
