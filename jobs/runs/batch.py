@@ -37,13 +37,14 @@ def read_stage(aws: Aws, name: str) -> DeployedStage:
 def room_of(aws: Aws, stage: DeployedStage, placement: Placement) -> int:
     """Return how many instances a placement's queue can hold: the total of its enabled compute environments.
 
-    Each job has an instance to itself.
+    Each job has an instance to itself. Nodes that start together are in one environment, so only the largest counts.
     """
     queue = stage.queues[placement.queue_name]
     [described] = aws.batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
     names = [item["computeEnvironment"] for item in described["computeEnvironmentOrder"]]
     environments = aws.batch.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
-    return sum(most_nodes(item) for item in environments if item["state"] == "ENABLED")
+    rooms = [most_nodes(item) for item in environments if item["state"] == "ENABLED"]
+    return max(rooms, default=0) if placement.queue.several_nodes else sum(rooms)
 
 
 def most_nodes(environment: Mapping[str, Any]) -> int:

@@ -103,6 +103,7 @@ def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
             Finding(verdict="cause", about="state", text="it was only just submitted; Batch has not evaluated it yet")
         )
     order: tuple[Verdict, ...] = ("cause", "unknown", "fine")
+    found = list(dict.fromkeys(found))  # the same of several environments
     found.sort(key=lambda finding: order.index(finding.verdict))
     if not any(finding.verdict == "cause" for finding in found):
         found.insert(0, _no_instance_yet(facts))
@@ -254,15 +255,21 @@ def _instance_limit(facts: Facts) -> Iterator[Finding]:
     if not enabled:
         return  # a stop or a person disabled all, as _environments reports; the limit does not matter
     used = sum(item.get("nodeProperties", {}).get("numNodes", 1) for item in facts.running)
-    most = sum(map(most_nodes, enabled))
+    rooms = [most_nodes(item) for item in enabled]
+    most, start_together = sum(rooms), "nodeProperties" in facts.detail
+    largest = max(rooms) if start_together else most
     counted = f"{used} of at most {most} instances of {facts.names} are in use"
-    if used + facts.waiting_nodes <= most:
-        yield Finding(verdict="fine", about="instance limit", text=counted)
+    if used + facts.waiting_nodes <= most and facts.nnodes <= largest:
+        # Nodes that start together need room in one environment. Batch does not report those of running jobs.
+        able = [room for room in rooms if room >= facts.nnodes]
+        sure = not start_together or len(facts.running) < len(able) or used < sum(able) - (facts.nnodes - 1) * len(able)
+        text = counted if sure else f"{counted}; the job needs {facts.nnodes} in one zone, which allows {largest}"
+        yield Finding(verdict="fine" if sure else "unknown", about="instance limit", text=text)
         return
     shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
     by_team = ", ".join(f"{facts.teams.get(share, share) or 'no team'} {n}" for share, n in shares.most_common())
-    if facts.nnodes > most:
-        text = f"the job needs {facts.nnodes} instances of {facts.names}, but the stage allows {most}"
+    if facts.nnodes > largest:
+        text = f"the job needs {facts.nnodes} instances of {facts.names}, but the stage allows {largest}"
     else:
         text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
     limit = "raise the limit in infra/settings.py (max_nodes and similar)"

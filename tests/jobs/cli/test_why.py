@@ -8,16 +8,21 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import TimedOutError
+from jobs.core.instance_types import instance_type
 from jobs.core.queues import SPOT, team_queue_name
 from jobs.core.stage import DEFAULT_TEAM, DeployedStage
+from jobs.runs import batch
 from jobs.runs.failure import raise_failure
 from jobs.runs.job import Job
 from jobs.runs.submit import send
 from jobs.runs.why import Finding, findings, is_waiting
+from jobs.spec.placement import place
+from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
+from tests.support.emulator.batch_calls import Batch, overrides
 from tests.support.jobs.proxies import Fault, FaultyProxy
-from tests.support.jobs.submitting import Begin, no_instances, planned_to_run, wait_for
+from tests.support.jobs.submitting import SPEC, Begin, no_instances, planned_to_run, wait_for
 from tests.support.running_emulator import Emulator
 
 Submit = Callable[..., Job]
@@ -76,6 +81,54 @@ def test_a_job_waits_for_room_and_for_earlier_jobs(
     # AND the other checks follow after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
+
+
+def test_nodes_that_start_together_need_room_in_one_zone(
+    emulated: Aws, stage: DeployedStage, deployed_aws: Emulator, request: pytest.FixtureRequest
+) -> None:
+    # GIVEN a queue with room for three nodes in each of two zones, and a job of two nodes in each
+    [spot] = emulated.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
+    [like] = emulated.batch.describe_compute_environments(
+        computeEnvironments=[spot["computeEnvironmentOrder"][0]["computeEnvironment"]]
+    )["computeEnvironments"]
+    resources = like["computeResources"]
+    api = Batch(
+        aws=deployed_aws,
+        client=emulated.batch,
+        vpc="",
+        subnet=resources["subnets"][0],
+        security_group=resources["securityGroupIds"][0],
+        instance_profile=resources["instanceRole"],
+    )
+    vcpus = instance_type("dl1.24xlarge").vcpus
+    zones = emulated.batch.describe_compute_environments(
+        computeEnvironments=[api.environment(max_vcpus=3 * vcpus) for _ in "ab"]
+    )["computeEnvironments"]
+    queue = api.queue(*(zone["computeEnvironmentArn"] for zone in zones))
+    several = replace(stage, queues={**stage.queues, "multinode@research": queue})
+
+    def submit(nodes: int) -> Job:
+        each = overrides(resourceRequirements=[{"type": "VCPU", "value": str(vcpus)}])
+        job_id = api.submit(
+            api.multinode_definition("sleep 300", nodes=nodes),
+            queue,
+            nodeOverrides={"nodePropertyOverrides": [{"targetNodes": "0:", "ecsPropertiesOverride": each}]},
+        )
+        request.addfinalizer(lambda: api.client.terminate_job(jobId=job_id, reason="the test has ended"))
+        return batch.describe(emulated, several, [job_id])[0]
+
+    for _ in range(2):
+        api.wait_for(submit(2).id, "RUNNING")
+    # THEN a third has no room in one zone, although there is room in both together
+    limits = {finding.about: finding for finding in findings(emulated, several, submit(2))}
+    used = "4 of at most 6 instances of dl1.24xlarge are in use"
+    found = limits["instance limit"]
+    assert (found.verdict, found.text) == ("unknown", f"{used}; the job needs 2 in one zone, which allows 3")
+    # AND no job can be larger than a zone
+    larger = causes(findings(emulated, several, submit(4)))["instance limit"]
+    assert larger == "the job needs 4 instances of dl1.24xlarge, but the stage allows 3"
+    together = place(parse_spec({**SPEC, "resources": {"nnodes": 2}}, origin="the test"), several)
+    assert batch.room_of(emulated, several, together) == 3
 
 
 def test_an_update_of_the_instances_blocks_no_job(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
