@@ -31,6 +31,7 @@ from jobs.core.queues import QUEUES, Capacity, Queue, environments, queues_of
 from jobs.core.stage import (
     CPU_INSTANCE_TYPE,
     INSTANCE_TYPES,
+    RESERVED_INSTANCE_TYPE,
     queue_parameter,
     share_identifier,
 )
@@ -106,6 +107,8 @@ class ComputeStack(StageStack):
                 f"{', '.join(sorted(self._unrecorded_pools))}. Next: python -m infra.amis update --stage {stage.name}",
             )
         self.publish(INSTANCE_TYPES, " ".join(stage.instance_types))
+        if stage.capacity_reservation:
+            self.publish(RESERVED_INSTANCE_TYPE, stage.row.name)
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
     def _queues(self, owner: TeamInstances | None) -> None:

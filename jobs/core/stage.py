@@ -23,6 +23,8 @@ RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
 INSTANCE_TYPES = "instance-type"
 """Types of the accelerator pool, separated by spaces."""
+RESERVED_INSTANCE_TYPE = "reserved-instance-type"
+"""The only one of these types that On-Demand jobs may have. Exists only if the pool has reserved capacity."""
 CPU_INSTANCE_TYPE = "cpu-instance-type"
 IMAGES = "images"
 """Names of the images that new jobs run in, separated by spaces."""
@@ -164,6 +166,8 @@ class DeployedStage:
     log_group: str
     instance_types: tuple[InstanceType, ...]
     """Types of the accelerator pool, in the order in which Batch tries them."""
+    reserved_instance_type: InstanceType | None = None
+    """The only one of them that On-Demand jobs may have, or None for all."""
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
     """ARN by queue name: `spot` for a shared queue, `spot@<team>` for a team's. A retiring pool's queue ends with
@@ -237,6 +241,9 @@ class DeployedStage:
             run_bucket=values[RUN_BUCKET],
             log_group=values[LOG_GROUP],
             instance_types=tuple(map(instance_type, values[INSTANCE_TYPES].split())),
+            reserved_instance_type=(
+                instance_type(values[RESERVED_INSTANCE_TYPE]) if RESERVED_INSTANCE_TYPE in values else None
+            ),
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
             queues={"/".join(rest): value for rest, value in _below("queue", values)}
             | {team_queue_name("/".join(rest), team): value for (team, *rest), value in _below("team-queue", values)},

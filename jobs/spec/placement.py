@@ -87,7 +87,11 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
 def queues_for(spec: JobSpec, stage: DeployedStage) -> list[tuple[Queue, tuple[InstanceType, ...]]]:
     """Return the stage's queues for the spec's kind and team, each with the types of its instances."""
     if spec.kind.accelerated:
-        found = queues_of(stage.instance_types)
+        reserved = stage.reserved_instance_type
+        found = [
+            (queue, (reserved,) if reserved and queue.capacity == "on-demand" else types)
+            for queue, types in queues_of(stage.instance_types)
+        ]
     else:
         found = [(queue, (stage.cpu_instance_type,)) for queue in QUEUES.values() if not queue.accelerated]
     return [(queue, types) for queue, types in found if stage.queue_of(spec.team, queue.name) in stage.queues]
@@ -187,7 +191,8 @@ def _queue_reason(spec: JobSpec, queue: Queue, types: tuple[InstanceType, ...]) 
     names = types_text(types)
     if queue.several_nodes:
         return (
-            "several nodes start together On-Demand; with resources.capacity: spot, each starts when Spot has capacity"
+            "several nodes start together On-Demand, in one zone; with resources.capacity: spot, each starts when Spot "
+            "has capacity"
         )
     if not queue.accelerated:
         return f"'{spec.job}' needs no accelerator"

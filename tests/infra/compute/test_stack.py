@@ -10,6 +10,7 @@ from infra.stages import CapacityReservation, ExistingVpc, Stage, Team
 from infra.stages.network_plan import environment_count
 from jobs.core.instance_types import instance_type
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.stage import RESERVED_INSTANCE_TYPE, parameter_path
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.instances import environments, launch_data
 from tests.support.infra.synthesis import Templates, resources, up_to
@@ -145,6 +146,8 @@ def test_cards_are_tried_in_order_and_equal_cards_share_an_environment() -> None
     row = replace(row, capacity_reservation=reserved, region="us-east-1", availability_zone_ids=("use1-az2",))
     compute = up_to("compute", row)["compute"]
     assert queues(compute)["on-demand"][0] == [f"{pool}-on-demand"]
+    published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
+    assert published[parameter_path(row.name) + RESERVED_INSTANCE_TYPE] == "g6e.xlarge"
     assert len(environments(compute)) == environment_count(row)
 
 

@@ -288,7 +288,8 @@ def test_multinode_job_gets_its_command_by_node_overrides() -> None:
     )
     assert (planned.request["jobQueue"], planned.capacity) == ("arn:queue/multinode", "on-demand")
     assert planned.queue_reason == (
-        "several nodes start together On-Demand; with resources.capacity: spot, each starts when Spot has capacity"
+        "several nodes start together On-Demand, in one zone; with resources.capacity: spot, each starts when Spot "
+        "has capacity"
     )
     assert planned.usd_per_hour == planned.on_demand_usd_per_hour == pytest.approx(3 * 13.10904)
     assert planned.request["jobDefinition"] == "arn:definition/several:7"
@@ -375,6 +376,14 @@ def test_a_spec_narrows_the_types_of_the_stage(resources: dict[str, Any], queue:
     planned = plan(spec(resources=resources), LADDER, run_id=RUN_ID)
     assert (planned.queue, types_text(planned.instance_types)) == (queue, names)
     assert planned.nproc_per_node == 1
+
+
+def test_on_demand_jobs_have_the_reserved_type_only() -> None:
+    reserved = replace(LADDER, reserved_instance_type=LADDER.instance_types[0])
+    for stage, on_demand in ((LADDER, "g6e.xlarge g5.xlarge g5.4xlarge"), (reserved, "g6e.xlarge")):
+        for capacity, names in (("on-demand", on_demand), ("spot", "g6e.xlarge g5.xlarge g5.4xlarge")):
+            placed = plan(spec(resources={"capacity": capacity}), stage, run_id=RUN_ID)
+            assert [row.name for row in placed.instance_types] == names.split()
 
 
 def test_a_job_takes_the_prices_of_all_types_along() -> None:
