@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from jobs.cli.options import Output, Overrides, user_path
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
+    from jobs.core.errors import TrainyardError
     from jobs.core.instance_types import InstanceType
     from jobs.core.stage import DeployedStage
     from jobs.money.estimate import Estimate, Measurement, Work
@@ -37,7 +38,8 @@ def estimate(
 ) -> None:
     """Estimate time and cost of a spec on each instance type.
 
-    Costs nothing, and lists the cheapest instance type first. Uses the stage's own runs of the same model, or published
+    Costs nothing, and lists the cheapest instance type first. If the speed is unknown, and the stage has several types,
+    shows their prices only. Uses the stage's own runs of the same model, or published
     figures if there are none, and shows the arithmetic. For a sweep, estimates the time until all points are done and
     their total cost.
     """
@@ -56,16 +58,18 @@ def estimate(
     from jobs.spec.sweep import SweepSize
 
     known_kinds = (FinetuneClassification, PretrainMlm)
-    specs = [each for each in read_specs(spec, overrides or []) if issubclass(each.kind.arguments, known_kinds)]
+    read = read_specs(spec, overrides or [])
+    specs = [each for each in read if issubclass(each.kind.arguments, known_kinds)]
+    aws = ctx.obj.aws()
+    stage = read_stage(aws, ctx.obj.stage)
+    answers: list[dict[str, Any]] = []
     if not specs:
-        raise UsageError(
+        cannot = UsageError(
             f"{spec} cannot be estimated: only specs of finetune-classification and pretrain-mlm state "
             "the number of samples",
             next_step="trainyard costs --by job shows what earlier runs of this kind cost",
         )
-    aws = ctx.obj.aws()
-    stage = read_stage(aws, ctx.obj.stage)
-    answers = []
+        answers += [_prices_only(aws, stage, each, cannot, output) for each in read]
     for each in specs:
         points = each.point_specs() or [each]
         counts: dict[str, tuple[int, str]] = {}
@@ -77,11 +81,13 @@ def estimate(
         found, unknown = _estimates(aws, stage, points, works, workers)
         if not found:
             models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))
-            raise NotFoundError(
+            unknown_speed = NotFoundError(
                 f"no figures for {models} in '{each.job}': no such run has succeeded in this stage, and "
                 "jobs/money/throughputs.jsonl has no published figure",
                 next_step="submit a short run; later estimates use its records",
             )
+            answers.append(_prices_only(aws, stage, each, unknown_speed, output))
+            continue
         samples = sum(work.samples for work in works)
         figures = {"points": len(points), "samples": samples, "estimates": list(map(dataclasses.asdict, found))}
         types = considered(aws, stage, each, partial(_by_type, [] if each.sweep else found))
@@ -94,7 +100,28 @@ def estimate(
             _show(heading, found, unknown)
             tables.show_considered(types, on=tables.stdout(), emulated=stage.emulated)
     if output == "json":
-        tables.print_json(answers if len(specs) > 1 else answers[0])
+        tables.print_json(answers if len(answers) > 1 else answers[0])
+
+
+def _prices_only(
+    aws: "Aws", stage: "DeployedStage", spec: "JobSpec", error: "TrainyardError", output: str
+) -> dict[str, Any]:
+    """Return the types considered for a spec that cannot be estimated, and show them below the reason.
+
+    Raises that reason, `error`, if the stage has a single type, so that there is nothing to compare.
+    """
+    import dataclasses
+
+    from jobs.cli import tables
+    from jobs.runs.considered import considered
+
+    types = considered(aws, stage, spec, dict)
+    if not types:
+        raise error
+    tables.stderr().print(str(error), soft_wrap=True)
+    if output == "table":
+        tables.show_considered(types, on=tables.stdout(), emulated=stage.emulated)
+    return {"name": spec.name, "estimates": [], "considered": list(map(dataclasses.asdict, types))}
 
 
 def estimates_by_type(aws: "Aws", stage: "DeployedStage", spec: "JobSpec") -> "dict[str, Estimate]":

@@ -11,7 +11,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.core.locations import S3Location
 from jobs.core.run import new_run_id, run_prefix
-from jobs.core.stage import DeployedStage
+from jobs.core.stage import INSTANCE_TYPES, DeployedStage, parameter_path
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import files_of, three_attempts
 from tests.support.jobs.submitting import SPEC
@@ -86,3 +86,28 @@ def test_a_spec_without_a_number_of_samples_is_refused(name: str, message: str, 
     refused = aws_trainyard("estimate", READY_SPECS / name)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr
+
+
+def test_without_a_known_speed_the_types_of_a_stage_are_compared_by_price(
+    aws_trainyard: Trainyard, emulated: Aws, spec: Path
+) -> None:
+    # GIVEN a stage of two types, and specs whose time is unknown
+    name = parameter_path("dev") + INSTANCE_TYPES
+    before = emulated.ssm.get_parameter(Name=name)["Parameter"]["Value"]
+    arguments = {**SPEC["arguments"], "max_length": 48}  # type: ignore[dict-item]
+    spec.write_text(yaml.safe_dump({**SPEC, "arguments": arguments}))
+    emulated.ssm.put_parameter(Name=name, Value="g6e.xlarge g5.xlarge", Overwrite=True)
+    try:
+        for asked, reason in (
+            (spec, "no figures for 'model'"),
+            (READY_SPECS / "my-script.yaml", "cannot be estimated"),
+        ):
+            # THEN a script gets the rows of the table, with the reason on stderr
+            found = aws_trainyard("estimate", asked, "-o", "json", expect=0)
+            answer = json.loads(found.stdout)
+            assert answer["estimates"] == []
+            rows = {row["instance_type"]: (row["hours"], row["reason"]) for row in answer["considered"]}
+            assert rows == {"g6e.xlarge": (None, "chosen"), "g5.xlarge": (None, "if EC2 has none above")}
+            assert reason in found.stderr
+    finally:
+        emulated.ssm.put_parameter(Name=name, Value=before, Overwrite=True)
