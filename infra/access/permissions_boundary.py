@@ -13,6 +13,8 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import StageStack, acknowledge, finding
 from infra.observability.functions.stop_at_budget import STOP_TAG
+from infra.stages import Stage
+from infra.stages.checks import fallback_of, homes_of
 from jobs.core.stage import parameter_path
 
 DEPLOYER_TAG = ("trainyard:role", "deployer")
@@ -133,7 +135,12 @@ class PermissionsBoundary(iam.ManagedPolicy):
         # Keep the description: changing it replaces the policy, which IAM refuses while other stacks use it.
         super().__init__(stack, name, description="What no role of the stage may exceed; it grants nothing by itself")
         self._stage = stack.stage_row.name
-        region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
+        row = stack.stage_row
+        homes, fallback = homes_of(row), fallback_of(row)
+        self._homes, self._fallback = homes, fallback
+        others = [other for other in (*homes, fallback) if other]
+        regions = [stack.region, *dict.fromkeys(other.region for other in others)]
+        region = {"StringEquals": {"aws:RequestedRegion": regions if others else stack.region}}
         self._admit("InTheRegion", _REGIONAL_ACTIONS, "*", conditions=region)
         self._admit("WithoutARegion", _GLOBAL_ACTIONS, "*")
         built = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder", **region["StringEquals"]}}
@@ -143,23 +150,29 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit_budget_stops(stack)
         self._admit_terminations(stack)
         self._admit_deployer(stack)
-        self.add_statements(_other_stages(self._stage))
+        self.add_statements(_other_stages(row))
 
     def _admit_parameters(self, stack: StageStack) -> None:
-        def parameter(path: str, account: str | None = None) -> str:
-            return stack.format_arn(service="ssm", account=account, resource="parameter", resource_name=path)
+        def parameter(path: str, account: str | None = None, region: str | None = None) -> str:
+            return stack.format_arn(
+                service="ssm", region=region, account=account, resource="parameter", resource_name=path
+            )
 
         own = parameter_path(self._stage).strip("/")
         actions = ["ssm:*Parameter", "ssm:*Parameters", "ssm:GetParametersByPath"]
         self._admit("OwnParameters", actions, parameter(own), parameter(f"{own}/*"))
+        if self._fallback:
+            path = parameter_path(self._fallback.name).strip("/")
+            there = [parameter(name, region=self._fallback.region) for name in (path, f"{path}/*")]
+            self._admit("FallbackParameters", ["ssm:GetParametersByPath"], *there)
         self._admit("PublicParameters", ["ssm:GetParameter", "ssm:GetParameters"], parameter("aws/service/*", ""))
 
     def _admit_buckets(self, stack: StageStack) -> None:
         def bucket(name: str) -> str:
             return stack.format_arn(service="s3", region="", account="", resource=name)
 
-        own = bucket(f"{name_prefix(self._stage)}*")
-        self._admit("OwnBuckets", ["s3:AbortMultipartUpload", "s3:Delete*", "s3:Get*", "s3:List*", "s3:Put*"], own)
+        own = [bucket(f"{name_prefix(name)}*") for name in (self._stage, *(home.name for home in self._homes))]
+        self._admit("OwnBuckets", ["s3:AbortMultipartUpload", "s3:Delete*", "s3:Get*", "s3:List*", "s3:Put*"], *own)
         assets = bucket(f"cdk-{stack.stage_row.bootstrap_qualifier}-assets-{stack.account}-{stack.region}")
         self._admit("ImageBuilder", ["s3:GetObject"], bucket("ec2imagebuilder*"))
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
@@ -213,8 +226,10 @@ class PermissionsBoundary(iam.ManagedPolicy):
         )
 
 
-def deny_other_stages(scope: Construct, stage: str) -> None:
+def deny_other_stages(scope: Construct, stage: Stage) -> None:
     """Deny every role below `scope` access to resources tagged with another stage, regardless of its boundary.
+
+    Other stages do not include those that jobs move to or from.
 
     This matters if the account's own boundary replaces the stage's, because that boundary does not distinguish stages.
     """
@@ -232,14 +247,16 @@ def deny_other_stages(scope: Construct, stage: str) -> None:
             node.add_property_override("Policies.1", {"PolicyName": name, "PolicyDocument": document})
 
 
-def _other_stages(stage: str) -> iam.PolicyStatement:
+def _other_stages(stage: Stage) -> iam.PolicyStatement:
+    others = [other.name for other in (*homes_of(stage), fallback_of(stage)) if other]
+    own = list(dict.fromkeys([stage.name, *others])) if others else stage.name
     return iam.PolicyStatement(
         sid="OtherStages",
         effect=iam.Effect.DENY,
         actions=["*"],
         resources=["*"],
         conditions={
-            "StringNotEquals": {"aws:ResourceTag/trainyard:stage": stage},
+            "StringNotEquals": {"aws:ResourceTag/trainyard:stage": own},
             "Null": {"aws:ResourceTag/trainyard:stage": "false"},
         },
     )

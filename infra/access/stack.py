@@ -135,4 +135,4 @@ class AccessStack(StageStack):
             if isinstance(stack, cdk.Stack) and stack is not self:
                 stack.add_stack_dependency(self, "the instance types")
         iam.PermissionsBoundary.of(scope).apply(self.boundary)
-        deny_other_stages(scope, self.stage_row.name)
+        deny_other_stages(scope, self.stage_row)

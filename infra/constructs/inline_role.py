@@ -72,10 +72,11 @@ class InlineRole(iam.Role):
         """Record why the role's statements need `wildcards` in their resources."""
         acknowledge(self, reason, *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in wildcards))
 
-    def log_streams(self, log_group_name: str, streams: str) -> str:
-        """Return the ARN pattern of `streams` in a log group of this stack's account and region."""
+    def log_streams(self, log_group_name: str, streams: str, *, region: str | None = None) -> str:
+        """Return the ARN pattern of `streams` in a log group of this stack's account; `region` is the stack's."""
         return cdk.Stack.of(self).format_arn(
             service="logs",
+            region=region,
             resource="log-group",
             resource_name=f"{log_group_name}:log-stream:{streams}",
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,

@@ -69,7 +69,9 @@ def session(credentials: Credentials) -> boto3.Session:
     )
 
 
-def client(service: str, endpoint: str, credentials: Credentials, config: Config | None = None) -> Any:
+def client(
+    service: str, endpoint: str, credentials: Credentials, config: Config | None = None, *, region: str = REGION
+) -> Any:
     """Return a boto3 client for one service."""
     make: Any = session(credentials).client  # the stubs type it by the name of the service
-    return make(service, endpoint_url=endpoint, config=config)
+    return make(service, endpoint_url=endpoint, config=config, region_name=region)

@@ -162,12 +162,12 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     """
     stage = stage or DEFAULT_STAGE
     try:
-        bootstrap_parameter, bootstrap_options = _check_stage(stage)
+        bootstrap_parameter, bootstrap_options, region = _check_stage(stage)
     except TrainyardError as error:
         raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
     credentials = Credentials.from_environment()
-    is_bootstrapped = _is_bootstrapped(endpoint, credentials, bootstrap_parameter)
+    is_bootstrapped = _is_bootstrapped(endpoint, credentials, bootstrap_parameter, region)
     cdk = partial(_cdk, endpoint=endpoint, credentials=credentials)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
@@ -175,7 +175,7 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
         if not is_bootstrapped:
             _report("bootstrapping the account")
             # Not in the folder of cdk.json: the CLI would synthesise the app there, only to bootstrap.
-            where = f"aws://{ACCOUNT_ID}/{REGION}"
+            where = f"aws://{ACCOUNT_ID}/{region}"
             code = cdk(["bootstrap", *bootstrap_options, where, "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
                 return code
@@ -213,8 +213,8 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     return 0
 
 
-def _check_stage(name: str) -> tuple[str, list[str]]:
-    """Check a stage, and return its bootstrap parameter in SSM and its options for `cdk bootstrap`.
+def _check_stage(name: str) -> tuple[str, list[str], str]:
+    """Check a stage, and return its bootstrap parameter in SSM, its options for `cdk bootstrap`, and its region.
 
     The app checks the stage too, but only after a bootstrap, and in the middle of the CLI's output.
 
@@ -225,7 +225,7 @@ def _check_stage(name: str) -> tuple[str, list[str]]:
         raise UsageError(f"infra/settings.py has no stage '{name}'{did_you_mean(name, stages)}")
     row = stages[name]
     check(row)
-    return row.bootstrap_parameter, row.bootstrap_options
+    return row.bootstrap_parameter, row.bootstrap_options, row.region or REGION
 
 
 def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scratch: Path, cwd: Path) -> int:
@@ -264,10 +264,13 @@ def _report(text: str) -> None:
     sys.stderr.flush()
 
 
-def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) -> bool:
-    """Return whether the account is bootstrapped. Raises ConfigurationError if the server refuses the credentials."""
+def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str, region: str) -> bool:
+    """Return whether the account is bootstrapped in a region.
+
+    Raises ConfigurationError if the server refuses the credentials.
+    """
     try:
-        client("ssm", endpoint, credentials).get_parameter(Name=parameter)
+        client("ssm", endpoint, credentials, region=region).get_parameter(Name=parameter)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return False

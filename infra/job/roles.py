@@ -19,7 +19,9 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.observability.functions.stop_at_budget import STOP_TAG
-from infra.stages import Team
+from infra.stages import Stage, Team
+from infra.stages.checks import fallback_of
+from infra.storage import homes
 from infra.storage.team_secret import PublishedSecret
 from jobs.core.retries import CLAIMS
 from jobs.core.run import ARGUMENTS, SPEC
@@ -153,6 +155,8 @@ class MemberRole(InlineRole):
         key, value = MEMBER_TAG
         cdk.Tags.of(self).add(key, value)
         self._stage = stack.stage_row.name
+        self._fallback = fallback_of(stack.stage_row)
+        self._stages: str | list[str] = [self._stage, self._fallback.name] if self._fallback else self._stage
         self._team = team.name
         self._shares = team.shares_instances
         self._read_stage()
@@ -162,9 +166,12 @@ class MemberRole(InlineRole):
         self._connect()
         if allows_exec:
             self._exec()
-        streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
-        self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
-        self.explain("Each attempt logs to its own stream; the streams of a team start with the team's name", streams)
+        streams = [self.log_streams(logs.log_group_name, f"{team.name}/*")]
+        if self._fallback:
+            groups = f"trainyard-{self._fallback.name}-jobs-*"
+            streams.append(self.log_streams(groups, f"{team.name}/*", region=self._fallback.region))
+        self.allow("ReadLogs", ["logs:GetLogEvents"], *streams)
+        self.explain("Each attempt logs to its own stream; the streams of a team start with the team's name", *streams)
         files.grant_read_data(self)
         files.grant_write_data(self)
         files.grant_read_runs(self)
@@ -180,6 +187,11 @@ class MemberRole(InlineRole):
         at, below = (self._arn("ssm", "parameter", name) for name in (path, f"{path}/*"))
         self.allow("ReadStage", ["ssm:GetParametersByPath", "ssm:GetParameter", "ssm:GetParameters"], at, below)
         self.explain("Everyone who submits needs the stage's parameters: queues, buckets, definitions", below)
+        if self._fallback:
+            path = parameter_path(self._fallback.name).strip("/")
+            at, below = (self._arns("ssm", "parameter", name)[1] for name in (path, f"{path}/*"))
+            self.allow("ReadFallback", ["ssm:GetParametersByPath"], at, below)
+            self.explain("Everyone who follows a run there needs its parameters: queues, log group", below)
 
     def _submit(self) -> None:
         queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
@@ -253,14 +265,19 @@ class MemberRole(InlineRole):
         self.allow(
             "SeeQueues",
             ["batch:GetJobQueueSnapshot"],
-            self._arn("batch", "job-queue"),
-            conditions={"StringEquals": {_STAGE: self._stage}},
+            *self._arns("batch", "job-queue"),
+            conditions={"StringEquals": {_STAGE: self._stages}},
         )
         self.allow(
             "StopOwnJobs",
             ["batch:CancelJob", "batch:TerminateJob"],
-            self._jobs,
-            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+            *self._arns("batch", "job"),
+            conditions={"StringEquals": {_STAGE: self._stages, _TEAM: self._team}},
+        )
+        self.explain(
+            "Conditions limit these to the two stages' queues, and to the team's jobs in them",
+            *self._arns("batch", "job-queue")[1:],
+            *self._arns("batch", "job")[1:],
         )
 
     def _connect(self) -> None:
@@ -271,29 +288,28 @@ class MemberRole(InlineRole):
         is forwarded. So a team may briefly reach an instance after another team's job has started there, but never that
         job's notebook, whose token is stored with the run's files.
         """
-        instances = self._arn("ec2", "instance")
-        stack = cdk.Stack.of(self)
-        document = stack.format_arn(service="ssm", account="", resource="document", resource_name=PORT_DOCUMENT)
+        instances = self._arns("ec2", "instance")
+        documents = self._arns("ssm", "document", PORT_DOCUMENT, account="")
         # Refuses all other documents, even the default one, which opens a shell.
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
         start = ["ssm:StartSession"]
-        self.allow("ForwardPorts", start, document, conditions=checked)
+        self.allow("ForwardPorts", start, *documents, conditions=checked)
         self.allow(
             "ForwardPortsOfOwnInstances",
             start,
-            instances,
-            conditions={**checked, "StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+            *instances,
+            conditions={**checked, "StringEquals": {_STAGE: self._stages, _TEAM: self._team}},
         )
-        sessions, members = self._arn("ssm", "session"), self._arn("ecs", "container-instance")
+        sessions, members = self._arns("ssm", "session"), self._arns("ecs", "container-instance")
         # The tag identifies a session's owner. The session's id starts with the role session's name, not `aws:userid`.
         own_sessions = {"StringLike": {"ssm:resourceTag/aws:ssmmessages:session-id": "${aws:userid}*"}}
-        self.allow("EndOwnSessions", ["ssm:ResumeSession", "ssm:TerminateSession"], sessions, conditions=own_sessions)
+        self.allow("EndOwnSessions", ["ssm:ResumeSession", "ssm:TerminateSession"], *sessions, conditions=own_sessions)
         self.allow("OpenChannels", ["ssmmessages:OpenDataChannel"], "*")
-        self.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
+        self.allow("FindInstances", ["ecs:DescribeContainerInstances"], *members)
         self.explain(
-            "Conditions limit these to the team's instances and the person's own sessions", instances, sessions
+            "Conditions limit these to the team's instances and the person's own sessions", *instances, *sessions
         )
-        self.explain("Batch names its clusters and does not tag them with the stage; the call only reads", members)
+        self.explain("Batch names its clusters and does not tag them with the stage; the call only reads", *members)
 
     def _exec(self) -> None:
         """Allow `trainyard exec`: commands in the containers of the team's tasks, which have their jobs' tags.
@@ -302,22 +318,31 @@ class MemberRole(InlineRole):
         condition on the task's tags, for both task and cluster. Batch's clusters lack the stage's tags. If ECS also
         checks the cluster's tags, which has not been tested on AWS, every call is refused.
         """
-        tasks, clusters = self._arn("ecs", "task"), self._arn("ecs", "cluster")
+        tasks, clusters = self._arns("ecs", "task"), self._arns("ecs", "cluster")
         self.allow(
             "EnterOwnJobs",
             ["ecs:ExecuteCommand"],
-            tasks,
-            clusters,
-            conditions={"StringEquals": {_TASK_STAGE: self._stage, _TASK_TEAM: self._team}},
+            *tasks,
+            *clusters,
+            conditions={"StringEquals": {_TASK_STAGE: self._stages, _TASK_TEAM: self._team}},
         )
-        self.explain("A condition limits this to the tasks of the team's own jobs", tasks, clusters)
+        self.explain("A condition limits this to the tasks of the team's own jobs", *tasks, *clusters)
 
     @property
     def _jobs(self) -> str:
         return self._arn("batch", "job")
 
     def _arn(self, service: str, resource: str, name: str = "*") -> str:
-        return cdk.Stack.of(self).format_arn(service=service, resource=resource, resource_name=name)
+        return self._arns(service, resource, name)[0]
+
+    def _arns(self, service: str, resource: str, name: str = "*", account: str | None = None) -> list[str]:
+        """Return the ARN in the stage's region, followed by that in the fallback's region if there is one."""
+        stack = cdk.Stack.of(self)
+        regions = [None, *([self._fallback.region] if self._fallback else [])]
+        return [
+            stack.format_arn(service=service, region=region, account=account, resource=resource, resource_name=name)
+            for region in regions
+        ]
 
 
 class TeamRole(InlineRole):
@@ -327,8 +352,14 @@ class TeamRole(InlineRole):
     run commands in the containers, the SSM agent that ECS starts for them there uses this role too.
     """
 
-    def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
-        """Create the role. `logs`: log group of commands that people run in containers, or None if they may not."""
+    def __init__(
+        self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None, others: Sequence[Stage]
+    ) -> None:
+        """Create the role.
+
+        `logs`: log group of commands that people run in containers, or None if they may not. `others`: stages of the
+        team whose jobs also run here, and whose files they then read and write.
+        """
         super().__init__(
             scope,
             name,
@@ -340,8 +371,20 @@ class TeamRole(InlineRole):
         files.grant_read_runs(self)
         files.grant_write_runs(self, "*")
         files.grant_key(self)
+        if others:
+            self._grant_files_of(others, files.team)
         if logs is not None:
             self._grant_exec_agent(logs)
+
+    def _grant_files_of(self, others: Sequence[Stage], team: str) -> None:
+        data, runs = [homes.data_of(home) for home in others], [homes.runs_of(home) for home in others]
+        prefixes = [f"{SHARED_PREFIX}/*", f"{team}/*"]
+        homes.allow_files(self, "ListFilesOfHomes", ["s3:ListBucket"], *data, *runs, prefixes=prefixes)
+        of_runs = [f"{arn}/{team}/*" for arn in runs]
+        inputs = [f"{arn}/{prefix}" for arn in data for prefix in prefixes]
+        homes.allow_files(self, "ReadFilesOfHomes", ["s3:GetObject"], *inputs, *of_runs)
+        homes.allow_files(self, "WriteRunsOfHomes", _WRITE, *of_runs)
+        homes.allow_keys(self, others)
 
     def _grant_exec_agent(self, logs: RetainedLogGroup) -> None:
         """Allow the ECS Exec agent its channels and its session log; a session's log stream has the session's name.

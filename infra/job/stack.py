@@ -14,11 +14,13 @@ from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.image.stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
 from infra.job.roles import ExecutionRole, MemberRole, TeamFiles, TeamRole
 from infra.stages import Stage, Team
+from infra.stages.checks import fallback_of, homes_of
 from infra.storage.stack import CONTAINER_PATH, StorageStack
 from infra.storage.team_secret import PublishedSecret, secret_kinds
 from jobs.core.instance_types import SCRATCH, InstanceType
 from jobs.core.retries import RETRY_RULES
 from jobs.core.stage import (
+    FALLBACK_STAGE,
     IMAGE_TAG,
     LOG_GROUP,
     job_definition_parameter,
@@ -233,6 +235,9 @@ class JobStack(StageStack):
         self._images = PublishedImages(self, image=image, names=images_of_all_jobs(stage))
         self._logs = RetainedLogGroup(self, "JobLogs", retention_days=stage.log_retention_days)
         self.publish(LOG_GROUP, self._logs.log_group_name)
+        if fallback := fallback_of(stage):
+            wait_seconds = round((stage.spot_wait_hours or 0) * 3600)
+            self.publish(FALLBACK_STAGE, f"{fallback.name} {fallback.region} {wait_seconds}")
         if stage.image_tag:
             self.publish(IMAGE_TAG, stage.image_tag)
         images = {kind.name: self._images.job_image(kind) for kind in CATALOG.values()}
@@ -284,7 +289,13 @@ class JobStack(StageStack):
         secrets = [PublishedSecret(self, kind, storage=storage, key_arn=key_arn) for kind in secret_kinds(team)]
         return TeamJobs(
             team=team.name,
-            task_role=TeamRole(self, f"Team-{team.name}", files=files, logs=self._logs if self._allows_exec else None),
+            task_role=TeamRole(
+                self,
+                f"Team-{team.name}",
+                files=files,
+                logs=self._logs if self._allows_exec else None,
+                others=[home for home in homes_of(self._stage) if team.name in {each.name for each in home.teams}],
+            ),
             execution_role=ExecutionRole(
                 self,
                 f"Execution-{team.name}",

@@ -21,9 +21,12 @@ from infra.observability import functions
 from infra.observability.alerts import Alerts, admit_dead_letters, queue_rules
 from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
+from infra.stages import Stage
+from infra.stages.checks import fallback_of, homes_of
+from infra.storage import homes
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
 from jobs.core.instance_types import InstanceType
-from jobs.core.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
+from jobs.core.queues import SPOT, SPOT_WAITED_TOO_LONG, Queue, team_queue_name
 from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.core.stage import parameter_path
 from jobs.spec.sweep import NO_POINT_LEFT_REASON
@@ -256,6 +259,7 @@ class EventFunctions:
             "MoveToOnDemand",
             "move_to_on_demand",
             "Moves jobs that Spot reclaims too often to On-Demand",
+            STAGE=self._stage.name,
             RUN_BUCKET=run_bucket,
             PARAMETER_PATH=parameter_path(self._stage.name),
             MOVED_REASON=MOVED_REASON,
@@ -265,7 +269,13 @@ class EventFunctions:
         self._read_jobs(function)
         self._read_queues(function)
         self._allow_moves(function, runs_arn)
-        self._on_state_change("SpotJobs", function, [arn for arn, _ in self._successors])
+        fallback = fallback_of(self._stage)
+        if fallback:
+            self._allow_fallback(function, fallback)
+        with_successors = [arn for arn, _ in self._successors]
+        falling_back = [queue.arn for queue in self._queues if queue.queue.name == SPOT and not queue.retiring]
+        queues = [*with_successors, *(falling_back if fallback else [])]
+        self._on_state_change("SpotJobs", function, list(dict.fromkeys(queues)))
 
     def _allow_moves(self, function: EventFunction, runs_arn: str) -> None:
         """Let `function` end jobs of the stage, resubmit them to On-Demand, and claim each move in the run bucket."""
@@ -280,7 +290,8 @@ class EventFunctions:
             conditions=of_stage,
         )
         successors = [arn for _, arn in self._successors]
-        function.execution_role.allow("SubmitToOnDemand", ["batch:SubmitJob"], *successors)
+        if successors:
+            function.execution_role.allow("SubmitToOnDemand", ["batch:SubmitJob"], *successors)
         function.execution_role.allow("SubmitDefinitionsOfStage", ["batch:SubmitJob"], definitions, conditions=of_stage)
         # On queues and definitions, not on jobs: see infra/job/roles.py.
         tagged = {"StringEquals": {**of_stage["StringEquals"], "aws:RequestTag/trainyard:stage": self._stage.name}}
@@ -290,6 +301,10 @@ class EventFunctions:
         function.execution_role.allow("ClaimMoves", ["s3:GetObject", "s3:PutObject"], claims)
         if self._key:
             function.may_use(self._key)
+        if rows := homes_of(self._stage):
+            there = [f"{homes.runs_of(row)}/*/moves/*" for row in rows]
+            homes.allow_files(function.execution_role, "ClaimMovesOfHomes", ["s3:GetObject", "s3:PutObject"], *there)
+            homes.allow_keys(function.execution_role, rows)
         function.execution_role.explain(
             "Jobs, definitions and runs are not known in advance. The stage's tag limits which jobs may be ended and "
             "which definitions submitted; in runs, only moves may be written.",
@@ -298,8 +313,34 @@ class EventFunctions:
             claims,
         )
 
+    def _allow_fallback(self, function: EventFunction, fallback: Stage) -> None:
+        """Let `function` read the fallback stage's parameters and prices, and submit jobs to it."""
+        role, region = function.execution_role, fallback.region
+        path = parameter_path(fallback.name).strip("/")
+        parameters = [
+            self._stack.format_arn(service="ssm", region=region, resource="parameter", resource_name=name)
+            for name in (path, f"{path}/*")
+        ]
+        role.allow("ReadFallback", ["ssm:GetParametersByPath"], *parameters)
+        role.allow("ReadSpotPrices", ["ec2:DescribeSpotPriceHistory"], "*")
+        targets = [
+            self._stack.format_arn(service="batch", region=region, resource=resource, resource_name="*")
+            for resource in ("job-queue", "job-definition")
+        ]
+        there = {"aws:ResourceTag/trainyard:stage": fallback.name}
+        role.allow("SubmitToFallback", ["batch:SubmitJob"], *targets, conditions={"StringEquals": there})
+        tagged = {**there, "aws:RequestTag/trainyard:stage": fallback.name}
+        role.allow("TagInFallback", ["batch:TagResource"], *targets, conditions={"StringEquals": tagged})
+        role.explain(
+            "Names in the other region are generated and not known here. The tag limits queues and definitions to the "
+            "fallback stage, the path its parameters.",
+            parameters[1],
+            *targets,
+        )
+
     def _reclaim_rules(self) -> dict[str, str]:
         """Return the environment of functions that recognise reclaims and moves to On-Demand."""
+        fallback = fallback_of(self._stage)
         return {
             "ON_DEMAND_NODES": str(self._stage.max_on_demand_nodes),
             "RECLAIMS_BEFORE_ON_DEMAND": str(self._stage.reclaims_before_on_demand),
@@ -307,6 +348,7 @@ class EventFunctions:
             "EXITED_REASON": EXITED_REASON,
             "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
             "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
+            **({"FALLBACK_STAGE": f"{fallback.name} {fallback.region}"} if fallback else {}),
         }
 
     def _function(self, name: str, file: str, description: str, **environment: str) -> EventFunction:

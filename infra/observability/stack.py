@@ -93,7 +93,7 @@ class ObservabilityStack(StageStack):
         functions.tag_instances()
         functions.end_sweeps()
         functions.watch_instances(self._namespace, self._compute.published(INSTANCE_LOG_GROUP, reader=self))
-        if successors:
+        if successors or self.stage_row.fallback_stage:
             functions.move_to_on_demand(
                 run_bucket=storage.published(RUN_BUCKET, reader=self),
                 runs_arn=storage.export_value(storage.run_bucket.bucket_arn),

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import __file__ as dataclasses_file
 from dataclasses import fields
 from types import FrameType
@@ -88,6 +89,16 @@ def selected_stages(only: str | None = None) -> tuple[Stage, ...]:
     return chosen
 
 
+def fallback_of(stage: Stage) -> Stage | None:
+    """Return the row of the stage to which jobs move for lack of Spot capacity, or None if there is none."""
+    return load()[stage.fallback_stage] if stage.fallback_stage else None
+
+
+def homes_of(stage: Stage) -> list[Stage]:
+    """Return the rows of the stages whose fallback this stage is."""
+    return [other for other in load().values() if other.fallback_stage == stage.name]
+
+
 def check(stage: Stage) -> None:
     """Raise ConfigurationError with one line per mistake of a row.
 
@@ -140,8 +151,50 @@ def _conflicts(stage: Stage) -> Iterator[str]:
             yield "dedicated_account: also set 'account'"
         elif others:
             yield f"dedicated_account: stage '{others[0]}' has the same account; remove it, or move one of the stages"
+    yield from (f"fallback_stage: {mistake}" for mistake in _fallback_mistakes(stage))
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)
+
+
+def _fallback_mistakes(stage: Stage) -> Iterator[str]:
+    """Yield why jobs could not move to the fallback stage, or could not run there."""
+    name, stages = stage.fallback_stage, load()
+    if name is None:
+        return
+    if stage.spot_wait_hours is None:
+        yield "also set spot_wait_hours: a job moves after this wait"
+    if stage.fsx_gib:
+        yield f"jobs find shared data under a path of the file system, which '{name}' does not have; set fsx_gib=0"
+    if name not in stages:
+        yield f"'{name}' is not in infra/settings.py{did_you_mean(name, stages)}"
+        return
+    other = stages[name]
+    if None in (stage.region, other.region) or stage.region == other.region:
+        yield f"set 'region' of both '{stage.name}' and '{name}', to different regions"
+    if stage.account != other.account:
+        yield f"'{name}' must have the same account"
+    if other.vpc is None and other.nat_gateways == 0 and other.proxy is None:
+        # Amazon VPC user guide, "Gateway endpoints for Amazon S3", "Considerations"
+        yield (
+            f"jobs of '{name}' could not reach the buckets here, because an S3 gateway endpoint serves only its own "
+            f"region; set nat_gateways of '{name}' to 1"
+        )
+    teams = {team.name: team for team in other.teams}
+    for team in stage.teams:
+        there = teams.get(team.name)
+        if there is None:
+            yield f"'{name}' needs team '{team.name}'"
+        elif (team.huggingface_token, set(team.secret_variables)) != (
+            there.huggingface_token,
+            set(there.secret_variables),
+        ):
+            yield f"team '{team.name}' needs the same huggingface_token and secret_variables in '{name}'"
+    if others := [each for each in other.instance_types if each not in stage.instance_types]:
+        yield f"'{name}' has {', '.join(others)}, which this stage does not; its types must all be types of this stage"
+        return
+    with suppress(ConfigurationError, UsageError):  # of these rows' own types or releases, which is reported as such
+        if stage.pool.software != other.pool.software:
+            yield f"'{name}' must have the same release, not {other.pool.software.name}"
 
 
 def _team_mistakes(stage: Stage) -> Iterator[str]:

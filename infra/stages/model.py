@@ -340,6 +340,15 @@ class Stage:
     is cancelled if the stage has no On-Demand capacity. With this setting, the Spot queue does not fall back to
     On-Demand instances by itself. Without this setting, a job starts On-Demand as soon as Batch finds no Spot capacity;
     if the stage has no On-Demand capacity, the job waits."""
+    fallback_stage: limits.StageName | None = None
+    """Name of a stage in another region of the same account, to which a job of one node on Spot moves if it found no
+    capacity for `spot_wait_hours`, which must be set. So does a job whose last attempt a reclaim ended, if this stage
+    has no On-Demand capacity. A job moves only once.
+
+    The run's files stay here: the job reads and writes them from there, and AWS charges for transfer between regions.
+    Deploy the other stage first, push its images, and store its teams' secrets. It needs the teams of this stage, with
+    the same secrets, and the same release. Its `instance_types` must all be types of this stage. Two stages can be each
+    other's fallback. Jobs of several nodes, CPU jobs, jobs of retiring pools, and sweeps do not move."""
 
     # Network
     vpc: ExistingVpc | None = None

@@ -6,7 +6,7 @@ endpoint is the emulator. boto3 is imported when the first client is created.
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,16 @@ class Aws:
     @cached_property
     def quotas(self) -> "ServiceQuotasClient":
         return self._session.client("service-quotas", config=self._config(), region_name=self._region)
+
+    def in_region(self, region: str) -> "Aws":
+        """Return the connection with the same credentials to another region."""
+        if region == self.region_name:
+            return self
+        return self._others.setdefault(region, replace(self, region=region))
+
+    @cached_property
+    def _others(self) -> "dict[str, Aws]":
+        return {}
 
     def client(self, service: str) -> Any:
         """Return a client for a service that only a few commands use; common services have properties."""

@@ -63,8 +63,9 @@ def connect(
                 _show(found, server, port=server.port, instance=None, output=output)
                 return
             try:
-                instance = instance_of(aws, job)
-                with forward_port(aws, instance=instance, port=server.port, local_port=local_port) as process:
+                there, _ = batch.place_of(aws, stage, job)
+                instance = instance_of(there, job)
+                with forward_port(there, instance=instance, port=server.port, local_port=local_port) as process:
                     was_connected = True
                     _show(found, server, port=local_port, instance=instance, output=output)
                     while answers(process, local_port):
@@ -100,7 +101,8 @@ def _wait_for_notebook(aws: "Aws", stage: "DeployedStage", run: "StoredRun") -> 
             return None
         waits = ""
         if is_waiting(job):
-            waits = f"{job.run_id} is {job.state} in queue {job.queue}: {findings(aws, stage, job)[0].text}"
+            first, *_ = findings(*batch.place_of(aws, stage, job), job)
+            waits = f"{job.run_id} is {job.state} in queue {job.place}: {first.text}"
         elif not job.ended:
             server = storage.read_notebook(aws, run.location)
             # The record may be of an earlier attempt, whose instance is gone.

@@ -43,6 +43,7 @@ def run_in_job(
         raise TrainyardError(
             f"{run_id} is not running yet: it is {job.state}", next_step=f"trainyard why {run_id}; retry once it runs"
         )
+    aws, stage = batch.place_of(aws, stage, job)
     task = task_of(aws, job, node)
     if not task.allows_commands:
         raise ConfigurationError(

@@ -207,6 +207,7 @@ def local_reclaim(
     found = storage.find_run(aws, stage, run)
     refuse_point(aws, found, "local reclaim")
     job = batch.job_of(aws, stage, found.run_id)
+    aws, _ = batch.place_of(aws, stage, job)
     part = task_of(aws, job, node).job_id
     if aws.post_to_emulator(f"/trainyard/jobs/{part}/reclaim", {}) is None:
         raise TrainyardError(f"{job.run_id} has just ended", next_step=f"trainyard status {job.run_id}")

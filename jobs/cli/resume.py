@@ -191,7 +191,7 @@ def _check_ended(
         return
     if may_have_successor(stage, job):
         raise UsageError(
-            f"{run.run_id} is between two jobs: its Spot job has ended, and it may continue On-Demand by itself",
+            f"{run.run_id} is between two jobs: its Spot job has ended, and it may continue elsewhere by itself",
             next_step=f"trainyard status {run.run_id}; if it does not continue, resume it in a minute",
         )
     if job.ending:

@@ -89,7 +89,7 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
         ("reason", reason),
         ("waited for" if job.ended else "waits for", waits_for),
         ("continues", f"{job.origin}{before}"),
-        ("job", f"{job.kind}, team {job.team}, queue {job.queue}{priority}"),
+        ("job", f"{job.kind}, team {job.team}, queue {job.place}{priority}"),
         ("submitted", tables.moment(job.created_at)),
         ("started", tables.moment(job.started_at)),
         ("stopped", tables.moment(job.stopped_at)),

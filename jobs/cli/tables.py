@@ -268,7 +268,7 @@ def considered_table(rows: "Sequence[Considered]") -> Table:
     """Return a table of the instance types considered for a run, at most 80 characters wide. Prices are in USD."""
     cells = {
         "TYPE": [row.instance_type for row in rows],
-        "ZONES": ["unknown" if row.zones is None else _short_zones(row.zones) for row in rows],
+        "ZONES": [" ".join(filter(None, (row.region, _short_zones(row.zones)))) for row in rows],
         "SPOT/H": [f"{row.spot_usd_per_hour:.2f}" for row in rows],
         "ON-D./H": [f"{row.on_demand_usd_per_hour:.2f}" for row in rows],
         "CARD/H": [_known(row.card_usd_per_hour, ".2f") for row in rows],
@@ -300,8 +300,10 @@ def _known(value: float | None, form: str) -> str:
     return "unknown" if value is None else f"{value:{form}}"
 
 
-def _short_zones(zones: Sequence[str]) -> str:
+def _short_zones(zones: Sequence[str] | None) -> str:
     """Return ids of one region's zones: `az1,2,4`."""
+    if zones is None:
+        return "unknown"
     return f"az{','.join(zone.rpartition('az')[2] for zone in zones)}"
 
 

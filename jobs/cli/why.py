@@ -33,11 +33,11 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     stored = storage.find_run(aws, stage, run)
     refuse_point(aws, stored, "why")
     job = batch.job_of(aws, stage, stored.run_id)
-    found = findings(aws, stage, job) if is_waiting(job) else []
+    found = findings(*batch.place_of(aws, stage, job), job) if is_waiting(job) else []
     spec = read_spec(aws, stored.location) if found else None
     types = []
     with contextlib.suppress(UsageError):  # the stage has changed, or the run has moved to another queue
-        if spec is not None and place(spec, stage).queue_name == job.queue:
+        if spec is not None and place(spec, stage).queue_name == job.queue and not job.home:
             types = considered(aws, stage, spec, lambda: estimates_by_type(aws, stage, spec))
     sweep = read_state(aws, stored, job) if job.points else None
     if sweep is not None:
@@ -72,6 +72,6 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
         return
     waited = duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     nodes = f" on {job.nodes_text}" if job.nodes_text else ""
-    console.print(f"{job.run_id} is {job.state}{nodes} in queue {job.queue}, submitted {waited} ago")
+    console.print(f"{job.run_id} is {job.state}{nodes} in queue {job.place}, submitted {waited} ago")
     tables.show(tables.findings_table(found), on=tables.stdout())
     tables.show_considered(types, on=tables.stdout(), emulated=stage.emulated)

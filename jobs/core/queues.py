@@ -121,6 +121,11 @@ def owner_of_queue(name: str) -> str | None:
     return name.partition("/")[0].partition("@")[2] or None
 
 
+def falls_back(name: str) -> bool:
+    """Return whether jobs of one node in a queue may move to a stage's fallback stage."""
+    return re.fullmatch(rf"{SPOT}(@[^/]*)?", name) is not None
+
+
 def on_demand_successor(name: str) -> str | None:
     """Return the On-Demand queue, of the same team and pool, that jobs of a Spot queue move to; None for other queues.
 

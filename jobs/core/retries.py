@@ -1,6 +1,6 @@
 """How a run continues after an attempt: Batch's retry rules, and how a run moves to another job.
 
-A job that Spot keeps reclaiming, or has no capacity for, continues On-Demand: a Lambda function
+A job that Spot keeps reclaiming, or has no capacity for, continues On-Demand or in another region: a Lambda function
 (infra/observability/functions/move_to_on_demand.py) ends the first job with a reason and submits a second one under the
 same name with a tag. `trainyard resume` submits another job for an ended run, also with a tag. The command line
 recognizes both by these reasons and tags.
@@ -39,6 +39,9 @@ MOVED_REASON = "moved to On-Demand"
 
 MOVED_TAG = "trainyard:moved"
 """Tag of the job that continues the run; its value completes "moved to On-Demand …"."""
+
+HOME_TAG = "trainyard:home"
+"""Tag of a job that runs in the fallback stage of its own stage: `<own stage>/<its run bucket>`."""
 
 RESUMED_TAG = "trainyard:resumed"
 """Tag of a job that `trainyard resume` submitted; its value is the id of the previous job. A job that is moved later

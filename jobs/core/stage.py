@@ -35,6 +35,10 @@ IMAGE_BUILD_PROJECT = "image-build/project"
 SHARED_DATA_MOUNT = "shared-data-mount"
 """Path in containers where `shared/` of the data bucket is mounted as a file system, if the stage has one."""
 
+FALLBACK_STAGE = "fallback-stage"
+"""The stage to which jobs move for lack of Spot capacity: its name, its region, and the seconds that jobs wait before.
+Only present if the settings name one."""
+
 SHARED_PREFIX = "shared"
 """Folder of the data bucket that all teams can read; each team's own folder has the team's name."""
 
@@ -157,6 +161,19 @@ class BudgetStop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """The stage in another region to which jobs move for lack of Spot capacity."""
+
+    stage: str
+    region: str
+    wait_seconds: int
+    """Time without Spot capacity after which a job moves there."""
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} ({self.region})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeployedStage:
     """Everything that a deployed stage offers, with physical names."""
 
@@ -202,6 +219,8 @@ class DeployedStage:
     """Variables that jobs get from their team's secret, by team."""
     emulated_processes: int | None = None
     """Maximum ranks that the emulator runs on this machine if a job asks for more. None on AWS."""
+    fallback: Fallback | None = None
+    """Where jobs move for lack of Spot capacity; None if they stay."""
     teams: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -269,6 +288,7 @@ class DeployedStage:
             huggingface_teams=frozenset(team for (team,), _ in _below("huggingface-secret", values)),
             secret_variables={team: frozenset(value.split()) for (team,), value in _below("secret-variables", values)},
             emulated_processes=emulated_processes,
+            fallback=_fallback(values.get(FALLBACK_STAGE, "").split()),
         )
 
     @property
@@ -370,6 +390,10 @@ class DeployedStage:
                 "before this kind existed",
                 next_step=deploy_command(self.name, emulated=self.emulated),
             ) from None
+
+
+def _fallback(words: list[str]) -> Fallback | None:
+    return Fallback(stage=words[0], region=words[1], wait_seconds=int(words[2])) if words else None
 
 
 def deploy_command(stage: str, stacks: str = "*", *, emulated: bool) -> str:

@@ -1,4 +1,6 @@
-"""Prices of instances, and of what a stage stores (storage_price.json, kept_prices.json), with dates and sources."""
+"""Prices of instances, of what a stage stores (storage_price.json, kept_prices.json), and of transfer between regions
+(transfer_price.json), with dates and sources.
+"""
 
 import json
 from collections.abc import Mapping
@@ -60,4 +62,14 @@ def stored(sizes: Mapping[str, int], old_version_bytes: int | None) -> Stored:
         old_version_bytes=old_version_bytes,
         usd_per_month=(total + (old_version_bytes or 0)) / GB_OF_S3 * row["usd_per_gb_month"],
         price=f"{row['usd_per_gb_month']:g} USD per GB-month, {row['date']}: {row['source']}",
+    )
+
+
+def transfer_text(size: int) -> str:
+    """Return what AWS charges for `size` bytes between two regions through NAT, with the price of a GB, as text."""
+    row = json.loads(Path(__file__).with_name("transfer_price.json").read_text(encoding="utf-8"))
+    per_gb = row["usd_per_gb"] + row["nat_usd_per_gb"]
+    return (
+        f"{size / GB_OF_S3 * per_gb:.2f} USD at {row['usd_per_gb']:g} USD per GB and {row['nat_usd_per_gb']:g} for NAT "
+        f"({row['date']}: {row['source']})"
     )

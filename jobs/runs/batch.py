@@ -1,16 +1,19 @@
 """Read a deployed stage, and describe, list and stop its jobs on AWS Batch."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
-from jobs.core.errors import NotFoundError
+from jobs.aws.errors import is_denied
+from jobs.core.errors import ConfigurationError, NotFoundError
 from jobs.core.instance_types import instance_type
 from jobs.core.run import is_run_id
-from jobs.core.stage import DeployedStage, parameter_path
+from jobs.core.stage import DeployedStage, Fallback, parameter_path
 from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
 from jobs.runs.storage import in_parallel
 from jobs.spec.placement import Placement
@@ -18,6 +21,8 @@ from jobs.spec.submit_job import DEPENDENCY_FAILED
 
 if TYPE_CHECKING:
     from mypy_boto3_batch.client import BatchClient
+
+log = logging.getLogger("trainyard")
 
 _DESCRIBE_LIMIT = 100
 """Jobs per DescribeJobs call: the service's limit."""
@@ -60,7 +65,36 @@ def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
 
 def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
     """Return all jobs of a run, the newest last. A run that was moved or resumed has more than one."""
-    return _without_duplicates(describe(aws, stage, [item["jobId"] for item in _list_all(aws, stage, name=run_id)]))
+    found = describe(aws, stage, [item["jobId"] for item in _list_all(aws, stage, name=run_id)])
+    if not found or any(job.lacked_capacity for job in found):
+        found += _moved_away(aws, stage, name=run_id)
+    return _without_duplicates(found)
+
+
+def place_of(aws: Aws, stage: DeployedStage, job: Job) -> tuple[Aws, DeployedStage]:
+    """Return the connection and the stage for a job, which may have moved away from its run's `stage`."""
+    return fallback_place(aws, stage.fallback) if job.home and stage.fallback else (aws, stage)
+
+
+def fallback_place(aws: Aws, fallback: Fallback) -> tuple[Aws, DeployedStage]:
+    """Return the connection to a fallback stage, and the stage."""
+    there = aws.in_region(fallback.region)
+    return there, read_stage(there, fallback.stage)
+
+
+def _moved_away(aws: Aws, stage: DeployedStage, **which: Any) -> list[Job]:
+    """Return the jobs of the stage's runs in its fallback stage. Warns if they cannot be read."""
+    if stage.fallback is None:
+        return []
+    try:
+        there, other = fallback_place(aws, stage.fallback)
+        found = describe(there, other, [item["jobId"] for item in _list_all(there, other, **which)])
+    except Exception as error:
+        if not isinstance(error, ConfigurationError) and not is_denied(error):
+            raise
+        log.warning("runs that moved to %s are missing, because it cannot be read: %s", stage.fallback, error)
+        return []
+    return [job for job in found if job.home == stage.name]
 
 
 def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> Job:
@@ -82,9 +116,11 @@ def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
     """Return the stage's runs created at or after `since`, the newest first, each as its current job."""
     found = _list_all(aws, stage, since=since)
+    jobs = describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])])
     runs: dict[str, list[Job]] = {}
-    for job in describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])]):
-        if job.created_at >= since and team in (None, job.team):
+    for job in (*jobs, *_moved_away(aws, stage, since=since)):
+        # A job that moved here belongs to a run of another stage.
+        if job.created_at >= since and team in (None, job.team) and job.home in ("", stage.name):
             runs.setdefault(job.run_id, []).append(job)
     newest = (_without_duplicates(jobs)[-1] for jobs in runs.values())
     return sorted(newest, key=lambda job: job.created_at, reverse=True)
@@ -96,9 +132,9 @@ def _without_duplicates(jobs: Iterable[Job]) -> list[Job]:
     In each queue, only the oldest job counts: `submit_job` stops later ones as duplicates. A moved run changes to
     another queue, and the job of a resumed run names the job before it.
     """
-    found: dict[tuple[str, str], Job] = {}
+    found: dict[tuple[str, str, str], Job] = {}
     for job in sorted(jobs, key=lambda job: job.created_at):
-        found.setdefault((job.queue, job.resumed), job)
+        found.setdefault((job.region, job.queue, job.resumed), job)
     return list(found.values())
 
 
@@ -107,10 +143,17 @@ def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job
     names = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
     details = list(_describe(aws, job_ids))
     parts = {part["jobId"]: part for part in _describe(aws, [*chain.from_iterable(map(part_ids, details))])}
-    return [
+    jobs = (
         job_from(detail, [parts[part_id] for part_id in part_ids(detail) if part_id in parts], queue_names=names)
         for detail in details
-    ]
+    )
+    return [_with_log(job, stage) if job.home else job for job in jobs]
+
+
+def _with_log(job: Job, stage: DeployedStage) -> Job:
+    """Return a job that moved to a stage with the place of its log."""
+    streams = (replace(stream, region=job.region, log_group=stage.log_group) for stream in job.log_streams)
+    return replace(job, log_streams=tuple(streams))
 
 
 def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:

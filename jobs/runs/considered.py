@@ -1,15 +1,18 @@
 """The instance types considered for a run: zones, prices, placement scores, expected cost, and which are chosen."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from jobs.aws.connection import Aws
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import environments
 from jobs.core.stage import DeployedStage
+from jobs.core.words import duration
 from jobs.money.aws_prices import current_prices
 from jobs.money.estimate import Estimate
-from jobs.spec.placement import place
+from jobs.runs.batch import fallback_place
+from jobs.spec.placement import Placement, may_fall_back, place
 from jobs.spec.spec import JobSpec
 
 
@@ -35,19 +38,42 @@ class Considered:
     """Expected cost of the run."""
     is_chosen: bool
     reason: str
+    region: str | None = None
+    """Region of the fallback stage, if the type is considered there. Cost is at prices of the run's own region."""
 
 
 def considered(
     aws: Aws, stage: DeployedStage, spec: JobSpec, estimates: Callable[[], Mapping[str, Estimate]]
 ) -> list[Considered]:
-    """Return the stage's types for the spec's kind, in Batch's order. Empty if there is only one.
+    """Return the stage's types for the spec's kind, in Batch's order, and then those of its fallback stage.
 
-    `estimates` returns the estimates of the run by instance type. Raises UsageError if the stage cannot run the spec.
+    Empty if there is only one. `estimates` returns the estimates of the run by instance type. Raises UsageError if the
+    stage cannot run the spec.
     """
     types = stage.instance_types if spec.kind.accelerated else ()
-    if len(types) < 2:
+    chosen = place(spec, stage)
+    elsewhere = may_fall_back(spec, stage, chosen.queue_name)
+    if len(types) < 2 and not elsewhere:
         return []
-    chosen, expected = place(spec, stage), estimates()
+    expected = estimates()
+    found = _rows(aws, types, chosen, expected, lambda row: _reason(spec, row, chosen.instance_types))
+    if elsewhere and stage.fallback is not None:
+        with suppress(Exception):  # denied, unreachable or not deployed: what it has is unknown
+            there, other = fallback_place(aws, stage.fallback)
+            reason = f"after {duration(stage.fallback.wait_seconds)} without any above"
+            rows = _rows(there, other.instance_types, chosen, expected, lambda _: reason)
+            found += [replace(row, region=stage.fallback.region, is_chosen=False) for row in rows]
+    return found
+
+
+def _rows(
+    aws: Aws,
+    types: Sequence[InstanceType],
+    chosen: Placement,
+    expected: Mapping[str, Estimate],
+    reason: Callable[[InstanceType], str],
+) -> list[Considered]:
+    """Return the rows of types in the connection's region."""
     capacity, nodes = chosen.queue.capacity, chosen.nnodes
     found = []
     for group in environments(types):
@@ -55,13 +81,12 @@ def considered(
         for row in group:
             prices, estimate = current_prices(aws, row), expected.get(row.name)
             price = prices.of(capacity).usd_per_hour
-            zones = row.zone_ids.get(aws.ec2.meta.region_name)
             found.append(
                 Considered(
                     instance_type=row.name,
                     card=row.card_model,
                     cards=row.accelerators,
-                    zones=zones,
+                    zones=row.zone_ids.get(aws.region_name),
                     spot_usd_per_hour=prices.spot.usd_per_hour,
                     on_demand_usd_per_hour=prices.on_demand.usd_per_hour,
                     card_usd_per_hour=price / row.accelerators if row.accelerators else None,
@@ -69,7 +94,7 @@ def considered(
                     hours=estimate.seconds / 3600 if estimate else None,
                     usd=estimate.usd if estimate else None,
                     is_chosen=row in chosen.instance_types,
-                    reason=_reason(spec, row, chosen.instance_types),
+                    reason=reason(row),
                 )
             )
     return found

@@ -11,9 +11,18 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
-from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.queues import SPOT_WAITED_TOO_LONG, falls_back
 from jobs.core.records import Receipt
-from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+from jobs.core.retries import (
+    DUPLICATE_REASON,
+    EXITED_REASON,
+    HOME_TAG,
+    MOVED_REASON,
+    MOVED_TAG,
+    RECLAIM_REASON,
+    RESUMED_TAG,
+    is_reclaim,
+)
 from jobs.money.receipt import with_end
 from jobs.spec.submit_job import SCHEDULING_PRIORITY, SUBMITTER_TAG
 from jobs.spec.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
@@ -39,6 +48,10 @@ class LogStream:
     """Index of the node, or None if the job has one node."""
     of_sweep: bool = False
     """Whether the nodes are workers of a sweep, each of which runs points independently."""
+    region: str | None = None
+    """Region of its log, if the job moved to another one; None for the run's own."""
+    log_group: str | None = None
+    """The log group there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,11 @@ class Job:
     """Ids of the jobs that must succeed before this one starts."""
     resumed: str = ""
     """Id of the job that ended before `trainyard resume` continued the run; empty if the run was not resumed."""
+    home: str = ""
+    """The run's own stage, if the job moved to another one; empty if it runs in its own stage."""
+    stage: str = ""
+    """The stage that it runs in."""
+    region: str = ""
     points: int = 0
     """Number of points that a sweep's job has to run. 0 if the job is not a sweep."""
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -96,6 +114,17 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def place(self) -> str:
+        """Return the queue, and the stage if it is not the run's own."""
+        return f"{self.queue} of stage {self.stage} ({self.region})" if self.home else self.queue
+
+    @property
+    def lacked_capacity(self) -> bool:
+        """Return whether the job failed by a reclaim or for lack of Spot capacity, or was ended to move."""
+        by_reclaim = is_reclaim(self.reason, self.attempts[-1].exit_code if self.attempts else None)
+        return self.state == "FAILED" and (self.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)) or by_reclaim)
 
     @property
     def nodes_text(self) -> str:
@@ -112,6 +141,8 @@ class Job:
     @property
     def origin(self) -> str:
         """Return how this job came to continue the run; empty for a run's first job."""
+        if self.moved and self.home and falls_back(self.queue):
+            return f"moved to stage {self.stage} ({self.region}) {self.moved}"
         if self.moved:
             return f"moved to On-Demand {self.moved}"
         return "resumed" if self.resumed else ""
@@ -182,6 +213,9 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
         kind=tags.get("trainyard:job", ""),
         moved=tags.get(MOVED_TAG, ""),
         resumed=tags.get(RESUMED_TAG, ""),
+        home=tags.get(HOME_TAG, "").partition("/")[0],
+        stage=tags.get("trainyard:stage", ""),
+        region=detail["jobQueue"].split(":")[3] if detail["jobQueue"].startswith("arn:") else "",
         created_at=_required_time(detail["createdAt"]),
         points=points,
         started_at=_earliest(started) if children else _time(detail.get("startedAt")),

@@ -5,21 +5,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_refused_connection, is_transient
 from jobs.core.errors import NotFoundError, TimedOutError
 from jobs.core.locations import S3Location
 from jobs.core.output import Progress, is_utilization_line
-from jobs.core.queues import SPOT_WAITED_TOO_LONG, on_demand_successor
+from jobs.core.queues import SPOT_WAITED_TOO_LONG, falls_back, on_demand_successor
 from jobs.core.records import Receipt
-from jobs.core.retries import MOVED_REASON, is_reclaim
+from jobs.core.retries import MOVED_REASON
 from jobs.core.run import run_prefix
 from jobs.core.stage import DeployedStage
-from jobs.runs.batch import describe, find_job
+from jobs.runs.batch import describe, fallback_place, find_job, place_of
 from jobs.runs.job import Job, LogStream
 from jobs.runs.storage import read_receipt
+
+if TYPE_CHECKING:
+    from mypy_boto3_logs.client import CloudWatchLogsClient
 
 _LAST_EVENTS = 100
 """Number of a log's last lines that are searched for a progress line."""
@@ -73,8 +76,11 @@ def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> P
         if stream.attempt != newest or stream.node not in (None, 0):
             continue
         try:
-            page = aws.logs.get_log_events(
-                logGroupName=log_group, logStreamName=stream.name, startFromHead=False, limit=_LAST_EVENTS
+            page = _logs(aws, stream).get_log_events(
+                logGroupName=stream.log_group or log_group,
+                logStreamName=stream.name,
+                startFromHead=False,
+                limit=_LAST_EVENTS,
             )
         except Exception as error:
             if error_code(error) == "ResourceNotFoundException":  # no line has been logged yet
@@ -83,6 +89,10 @@ def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> P
         parsed = (Progress.parse(event["message"]) for event in reversed(page["events"]))
         return next((progress for progress in parsed if progress is not None), None)
     return None
+
+
+def _logs(aws: Aws, stream: LogStream) -> "CloudWatchLogsClient":
+    return aws.in_region(stream.region).logs if stream.region else aws.logs
 
 
 @dataclass
@@ -143,8 +153,8 @@ class LogReader:
     def _page(self, stream: LogStream, token: str | None, *, from_head: bool, limit: int = _MAX_EVENTS) -> Any:
         """Return an answer of GetLogEvents; None if the stream does not exist yet."""
         try:
-            return self.aws.logs.get_log_events(
-                logGroupName=self.log_group,
+            return _logs(self.aws, stream).get_log_events(
+                logGroupName=stream.log_group or self.log_group,
                 logStreamName=stream.name,
                 startFromHead=from_head,
                 startTime=int(self.since.timestamp() * 1000) if self.since else 0,
@@ -196,9 +206,13 @@ def follow(
     quiet = 0
     has_lines = False
     receipt_due = 0.0
+    at = aws, stage
     while True:
         try:
-            found = describe(aws, stage, [job_id])
+            found = describe(*at, [job_id])
+            if not found and stage.fallback and at[1] is stage:
+                at = fallback_place(aws, stage.fallback)
+                found = describe(*at, [job_id])
             lines = reader.read(found[0].log_streams) if found else []
             may_continue = bool(found) and may_have_successor(stage, found[0])
             run = find_job(aws, stage, found[0].run_id) if may_continue else None
@@ -232,7 +246,7 @@ def follow(
                 show(receipt)
         if job.ended and quiet >= (1 if aws.emulated else _QUIET_POLLS):
             if run is not None and run.id != job.id:
-                job_id, quiet, successor_until = run.id, 0, None
+                job_id, quiet, successor_until, at = run.id, 0, None, place_of(aws, stage, run)
                 continue
             successor_until = successor_until or time.monotonic() + SUCCESSOR_SECONDS
             if not may_continue or time.monotonic() > successor_until:
@@ -250,14 +264,17 @@ def _receipt(aws: Aws, stage: DeployedStage, job: Job) -> Receipt | None:
 
 
 def may_have_successor(stage: DeployedStage, job: Job) -> bool:
-    """Return whether a failed job's run may still continue as another job, On-Demand."""
-    if job.state != "FAILED" or on_demand_successor(job.queue) not in stage.queues or job.points:
+    """Return whether a failed job's run may still continue as another job, On-Demand or in the fallback stage.
+
+    `stage` is the run's own stage.
+    """
+    on_demand = on_demand_successor(job.queue)
+    # Whether the fallback stage has such a queue is not known here.
+    may_move = on_demand in stage.queues or (bool(job.home) and on_demand is not None)
+    may_fall_back = stage.fallback is not None and falls_back(job.queue) and not job.nodes and not job.home
+    if job.points or not job.lacked_capacity or not (may_move or may_fall_back):
         return False
-    if job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)):
-        wait_seconds = SUCCESSOR_SECONDS
-    elif is_reclaim(job.reason, job.attempts[-1].exit_code if job.attempts else None):
-        wait_seconds = SUCCESSOR_SECONDS_AFTER_RECLAIM
-    else:
-        return False
+    expected = job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG))
+    wait_seconds = SUCCESSOR_SECONDS if expected else SUCCESSOR_SECONDS_AFTER_RECLAIM
     # Batch may report no end time for a job that ended while it was waiting.
     return job.stopped_at is None or (datetime.now(timezone.utc) - job.stopped_at).total_seconds() < wait_seconds

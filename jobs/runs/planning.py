@@ -5,13 +5,16 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
+from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import TrainyardError, UsageError, raise_all
-from jobs.core.locations import RUN, run_parts
+from jobs.core.locations import RUN, S3, S3Location, run_parts
 from jobs.core.run import new_run_id
 from jobs.core.stage import DeployedStage
+from jobs.core.words import size
 from jobs.data_checks.inputs import check_inputs, input_errors
 from jobs.money.aws_prices import current_prices
+from jobs.money.prices import transfer_text
 from jobs.runs.batch import room_of
 from jobs.runs.code_archive import pack_code, packed
 from jobs.runs.cuda_calls import cuda_note
@@ -20,7 +23,7 @@ from jobs.runs.script_requirements import check_requirements
 from jobs.runs.secrets import check_spec
 from jobs.runs.spec_file import with_absolute_paths
 from jobs.runs.submit import new_sources, plan_points
-from jobs.spec.placement import check_room, place, with_known_team
+from jobs.spec.placement import check_room, may_fall_back, place, with_known_team
 from jobs.spec.plan import Plan, plan
 from jobs.spec.spec import JobSpec
 
@@ -114,6 +117,7 @@ def plan_run(
         room = partial(room_of, aws, stage)
         planned = plan(resolved, stage, run_id=run_id, dependencies=dependencies, prices_of=prices_of, room_of=room)
         planned = replace(planned, pack=pack).submitted_by(aws.caller_if_known)
+        notes += fallback_note(aws, stage, planned)
     except TrainyardError as error:
         errors.append(error)
     errors += node_limit_errors(aws, spec, stage)
@@ -129,6 +133,28 @@ def plan_run(
             errors += check(point)
         raise_all(errors)
     return replace(planned, notes=(*planned.notes, *dict.fromkeys([*notes, *cuda_note(stage, spec, pack)])))
+
+
+def fallback_note(aws: Aws, stage: DeployedStage, planned: Plan) -> list[str]:
+    """Return a note on what a move to the fallback stage costs, if the run may move there: its files stay here."""
+    if not may_fall_back(planned.spec, stage, planned.queue):
+        return []
+    read, unknown = sum(file.bytes for file in planned.pack.files) if planned.pack else 0, ""
+    for argument, location, _ in planned.inputs:
+        if location.startswith(S3):
+            place = S3Location.parse(location)
+            below = f"{place.key.rstrip('/')}/"
+            try:
+                found = object_store.listing(aws.s3, place, prefix=place.key)
+            except TrainyardError:  # this person may not list it, or a run has yet to write it
+                unknown += f", and {argument} of unknown size"
+            else:
+                read += sum(item["Size"] for item in found if f"{item['Key']}/".startswith(below))
+    text = (
+        f"may move to {stage.fallback}, whose jobs use its files here: {size(read)} of code and inputs{unknown} cost "
+        f"{transfer_text(read)}; checkpoints and results, whose size is not known yet, cost the same per GB"
+    )
+    return [text]
 
 
 def placement_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:

@@ -173,7 +173,7 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
         )
     if may_have_successor(stage, job):
         raise UsageError(
-            f"{what} is {run.run_id}, which has no job now: its Spot job ended, and it may continue On-Demand",
+            f"{what} is {run.run_id}, which has no job now: its Spot job ended, and it may continue elsewhere",
             next_step="submit again in a minute",
         )
     if job.points:

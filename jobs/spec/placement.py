@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jobs.core.errors import UsageError, raise_all
 from jobs.core.instance_types import InstanceType
-from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue, environments, queues_of, types_text
+from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue, environments, falls_back, queues_of, types_text
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted
 from jobs.spec.spec import JobSpec
@@ -82,6 +82,11 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
         nproc_per_node=nproc_per_node,
         nproc_per_node_on_aws=nproc_per_node_on_aws,
     )
+
+
+def may_fall_back(spec: JobSpec, stage: DeployedStage, queue_name: str) -> bool:
+    """Return whether the job of a spec may move from a queue to the stage's fallback stage."""
+    return stage.fallback is not None and falls_back(queue_name) and spec.resources.nnodes == 1 and spec.sweep is None
 
 
 def queues_for(spec: JobSpec, stage: DeployedStage) -> list[tuple[Queue, tuple[InstanceType, ...]]]:

@@ -26,7 +26,7 @@ from jobs.spec.submit_job import JOB_TAGS
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
 from tests.support.infra.policy_evaluation import as_list
-from tests.support.infra.synthesis import ROOT, up_to
+from tests.support.infra.synthesis import ROOT, Templates, up_to
 
 Context = Mapping[str, str | list[str]]
 Row = tuple[str, str, Context, str]
@@ -427,6 +427,81 @@ def test_every_role_is_denied_other_stages_resources(everything: DeployedStage) 
         for action in ("batch:TerminateJob", "ecr:BatchGetImage", "secretsmanager:GetSecretValue", "ecs:Poll"):
             other = replace(role, boundary=None).decide_in(action, "*", {STAGE: "another"})
             assert other == "explicitly denied", role.name
+
+
+def in_west(service: str, resource: str) -> str:
+    return f"arn:aws:{service}:us-west-2:{ACCOUNT}:{resource}"
+
+
+WESTS: Context = {STAGE: "west", TEAM: "research"}
+OWN_ACCOUNT: Context = {"aws:ResourceAccount": ACCOUNT}
+WEST_RUNS, WEST_DATA = (f"arn:aws:s3:::trainyard-west-storage-{name}0f-0f" for name in ("runs", "data"))
+WEST_LOGS = in_west("logs", "log-group:trainyard-west-jobs-JobLogs0F-0F:log-stream")
+WEST_QUEUE, WEST_JOB = in_west("batch", "job-queue/x"), in_west("batch", "job/x")
+TAGGED_FOR_WEST: Context = {**WESTS, "aws:RequestTag/trainyard:stage": "west"}
+KEY_OF_WEST: Context = {
+    **WESTS,
+    "kms:ViaService": "s3.us-west-2.amazonaws.com",
+    "kms:EncryptionContext:aws:s3:arn": WEST_RUNS,
+}
+BETWEEN_REGIONS: list[Row] = [
+    # Jobs that moved from `home` to `west`: the function submits them, people see and stop their team's.
+    ("batch:SubmitJob", WEST_QUEUE, WESTS, MOVE),
+    ("batch:SubmitJob", in_west("batch", "job-definition/x:1"), WESTS, MOVE),
+    ("batch:SubmitJob batch:TagResource", WEST_QUEUE, {**TAGGED_FOR_WEST, STAGE: "prod"}, NOBODY),
+    ("batch:TagResource", WEST_QUEUE, TAGGED_FOR_WEST, MOVE),
+    ("batch:TagResource", WEST_QUEUE, {**TAGGED_FOR_WEST, "aws:RequestTag/trainyard:stage": "home"}, NOBODY),
+    ("ec2:DescribeSpotPriceHistory", "*", {}, f"{PEOPLE} {MOVE}"),
+    ("ssm:GetParametersByPath", in_west("ssm", "parameter/trainyard/west"), {}, f"{PEOPLE} {MOVE}"),
+    ("ssm:GetParametersByPath", in_west("ssm", "parameter/trainyard/prod"), {}, NOBODY),
+    ("ssm:PutParameter", in_west("ssm", "parameter/trainyard/west/queue/spot"), {}, NOBODY),
+    ("batch:DescribeJobs batch:ListJobs", "*", {}, f"{PEOPLE} {MOVE} {REPORT} {TAG} {END}"),
+    ("batch:TerminateJob batch:CancelJob", WEST_JOB, WESTS, PEOPLE),
+    ("batch:TerminateJob batch:CancelJob", WEST_JOB, {**WESTS, TEAM: "product"}, NOBODY),
+    ("batch:TerminateJob batch:CancelJob", WEST_JOB, {**WESTS, STAGE: "prod"}, NOBODY),
+    ("batch:GetJobQueueSnapshot", WEST_QUEUE, WESTS, PEOPLE),
+    ("logs:GetLogEvents", f"{WEST_LOGS}:research/script/main/1", {}, PEOPLE),
+    ("logs:GetLogEvents", f"{WEST_LOGS}:product/script/main/1", {}, NOBODY),
+    (
+        "ecs:ExecuteCommand",
+        in_west("ecs", "task/x/0f"),
+        {key.replace("aws:", "ecs:"): WESTS[key] for key in WESTS},
+        PEOPLE,
+    ),
+    ("ssm:StartSession", in_west("ec2", "instance/i-0"), {**WESTS, **CHECKED}, PEOPLE),
+    # Jobs that moved from `west` to `home` use their files there, and `home` may move them to On-Demand.
+    ("s3:GetObject", f"{WEST_DATA}/research/train.jsonl", OWN_ACCOUNT, JOBS),
+    ("s3:GetObject", f"{WEST_DATA}/shared/x", OWN_ACCOUNT, JOBS),
+    ("s3:PutObject", f"{WEST_DATA}/research/train.jsonl", OWN_ACCOUNT, NOBODY),
+    ("s3:GetObject s3:PutObject", f"{WEST_RUNS}/research/a-run/x", OWN_ACCOUNT, JOBS),
+    ("s3:GetObject s3:PutObject", f"{WEST_RUNS}/research/a-run/moves/1.json", OWN_ACCOUNT, f"{JOBS} {MOVE}"),
+    ("s3:GetObject s3:PutObject", f"{WEST_RUNS}/research/a-run/moves/1.json", {"aws:ResourceAccount": "1"}, NOBODY),
+    ("s3:GetObject s3:PutObject", f"{WEST_RUNS}/product/a-run/x", OWN_ACCOUNT, NOBODY),
+    ("s3:ListBucket", WEST_RUNS, {**OWN_ACCOUNT, "s3:prefix": "research/a-run/"}, JOBS),
+    ("s3:ListBucket", WEST_RUNS, {**OWN_ACCOUNT, "s3:prefix": "product/"}, NOBODY),
+    ("s3:GetObject", "arn:aws:s3:::trainyard-prod-storage-runs0f/research/a-run/x", OWN_ACCOUNT, NOBODY),
+    ("kms:Decrypt kms:GenerateDataKey", in_west("kms", "key/0f"), KEY_OF_WEST, f"{JOBS} {MOVE}"),
+    ("kms:Decrypt", in_west("kms", "key/0f"), {**KEY_OF_WEST, STAGE: "prod"}, NOBODY),
+    ("kms:Decrypt", in_west("kms", "key/0f"), {**KEY_OF_WEST, "kms:ViaService": "secretsmanager"}, NOBODY),
+]
+
+
+def test_what_a_stage_and_its_fallback_may_do_in_each_other(variants: Templates) -> None:
+    """`home` and `west` are each the fallback of the other; the roles are those of `home`."""
+    named = {path.removeprefix("home/"): found for path, found in variants.items() if path.startswith("home/")}
+    stage, wrong = DeployedStage("home", named), []
+    for actions, resource, context, expected in BETWEEN_REGIONS:
+        for action in actions.split():
+            request = (action, resource, {"aws:RequestedRegion": "us-west-2", **context})
+            found = {role.name for role in stage.roles if role.decide_in(*request) == "allowed"}
+            if found != set(expected.split()):
+                wrong.append((request, "expected", expected, "found", " ".join(sorted(found))))
+            elsewhere = (action, resource, {**context, "aws:RequestedRegion": "eu-west-1"})
+            if not action.startswith(("s3:", "ssm:")) and any(
+                role.decide_in(*elsewhere) == "allowed" for role in stage.roles
+            ):
+                wrong.append((elsewhere, "expected", NOBODY, "found", "someone in a third region"))
+    assert wrong == []
 
 
 def test_without_commands_in_jobs_no_role_may_use_exec() -> None:

@@ -12,6 +12,15 @@ from typing import Any
 SWEEP_TAG = "trainyard:sweep"
 """Tag of a sweep's job (jobs/spec/sweep.py)."""
 
+HOME_TAG = "trainyard:home"
+"""Tag of a job that moved here from another stage: `<stage>/<run bucket>` (jobs/core/retries.py). Members of a team may
+not set it."""
+
+
+def team_of(job: Mapping[str, Any]) -> str:
+    """Return the team that submitted the job (IAM enforces it), or "" if `trainyard submit` was not used."""
+    return str(job.get("tags", {}).get("trainyard:team", ""))
+
 
 def size(job: dict[str, Any]) -> int:
     """Return the number of children of an array job's parent; 0 for other jobs."""
@@ -49,6 +58,13 @@ class ReclaimRules:
     """Number of reclaims after which a job moves to On-Demand."""
     on_demand_nodes: int
     """Maximum number of instances of an On-Demand queue."""
+    fallback: tuple[str, str] | None = None
+    """Name and region of the stage to which jobs move for lack of Spot capacity; None if there is none."""
+
+    def falls_back(self, job: dict[str, Any], queue: "Queue | None") -> bool:
+        """Return whether a job may move to the fallback stage. It moves only once."""
+        may_move = queue is not None and queue.name == _SPOT and not queue.retiring
+        return self.fallback is not None and may_move and not size(job) and HOME_TAG not in job.get("tags", {})
 
 
 def reclaim_rules_from_environment() -> dict[str, Any]:
@@ -60,6 +76,7 @@ def reclaim_rules_from_environment() -> dict[str, Any]:
         "no_capacity_reason": os.environ["NO_CAPACITY_REASON"],
         "reclaims_before_on_demand": int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
         "on_demand_nodes": int(os.environ["ON_DEMAND_NODES"]),
+        "fallback": tuple(os.environ["FALLBACK_STAGE"].split()) if "FALLBACK_STAGE" in os.environ else None,
     }
 
 
@@ -96,6 +113,8 @@ class Queue:
     """Name without team and pool: a row of jobs/core/queues.py."""
     on_demand: str | None = None
     """ARN of the On-Demand queue of the same team and pool, to which jobs can move."""
+    retiring: bool = False
+    """Whether the queue's pool is retiring."""
 
 
 def read_queues(path: str) -> dict[str, Queue]:
@@ -129,6 +148,7 @@ def queues_of(parameters: Mapping[str, Any]) -> dict[str, Queue]:
             label=f"{name}{f'@{team}' if team else ''}{f' ({pool})' if pool else ''}",
             name=name,
             on_demand=arns.get((_ON_DEMAND, team, pool)) if name == _SPOT else None,
+            retiring=bool(pool),
         )
         for (name, team, pool), arn in arns.items()
     }

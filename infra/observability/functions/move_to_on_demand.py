@@ -1,4 +1,5 @@
-"""Move a job that Spot reclaimed too often, or had no capacity for, to the On-Demand queue of its pool.
+"""Move a job that Spot reclaimed too often, or had no capacity for, to the On-Demand queue of its pool, or to the Spot
+queue of the stage's fallback stage in another region.
 
 EventBridge calls this at every state change of a job in a Spot queue. Events can arrive more than once, late and out of
 order, so an event only identifies the job, and the function decides from DescribeJobs:
@@ -6,6 +7,11 @@ order, so an event only identifies the job, and the function decides from Descri
 1. A job that has not ended but has too many reclaims is terminated; the reason names where it continues.
 2. A job is submitted again under the same name if it ended for this reason or by its last reclaim, or if Batch
    cancelled it for lack of Spot capacity.
+
+A job of one node for which Spot had no capacity moves to the fallback stage if there is one, because Spot is cheaper
+there than On-Demand here. So does a job that a reclaim ended, if this stage has no On-Demand capacity. Nothing is
+terminated for such a move, and a job moves there only once. If the fallback stage refuses the job, the job takes the
+way that it would have taken without one. The function of the fallback stage can then move the job to On-Demand there.
 
 Nodes that Batch starts one by one (the children of an array job) move together: each has its own events, but decisions
 and actions concern their parent. They move if the On-Demand queue may have enough instances for all of them. Sweeps are
@@ -15,21 +21,25 @@ Two jobs must never write to the same run at the same time, so the second step w
 job ended. `dependsOn` does not work: if a job fails, and terminated jobs fail, its dependent jobs fail as well.
 
 SubmitJob has no idempotency token. So each move is claimed first, with an S3 object that is only written if it does not
-exist; it is stored with the run's files, and later records the successor. Abandoned claims are taken over. `trainyard
-resume` uses the same claim (jobs/runs/resume.py), so a run continues only once.
+exist; it is stored with the run's files, also by the function of a fallback stage, and later records the successor.
+Abandoned claims are taken over. `trainyard resume` uses the same claim (jobs/runs/resume.py), so a run continues only
+once.
 
 Submitters choose a job's command and environment, but can only set the tag of their own team. So the claim's key is
 made from the tag and the job's name, never from the job's command or environment.
 """
 
+import functools
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from infra.observability.functions.batch_jobs import (
+    HOME_TAG,
     SWEEP_TAG,
+    Queue,
     ReclaimRules,
     children,
     describe,
@@ -37,7 +47,9 @@ from infra.observability.functions.batch_jobs import (
     read_queues,
     reclaim_rules_from_environment,
     size,
+    team_of,
 )
+from infra.observability.functions.fallback_stage import FallbackStage, RefusedError
 
 CLAIM_SECONDS = 120
 """Seconds after which a claim without a successor counts as abandoned: longer than the function may run, shorter than
@@ -55,18 +67,19 @@ class MoveUnderwayError(Exception):
 class Rules(ReclaimRules):
     """Settings that the stack passes in the environment."""
 
+    stage: str
     run_bucket: str
-    on_demand_queues: dict[str, str]
-    """ARN of each Spot queue -> ARN of the same pool's On-Demand queue."""
+    queues: dict[str, Queue]
+    """Queues by ARN."""
     moved_reason: str
     moved_tag: str
 
     @classmethod
     def from_environment(cls) -> "Rules":
-        queues = read_queues(os.environ["PARAMETER_PATH"])
         return cls(
+            stage=os.environ["STAGE"],
             run_bucket=os.environ["RUN_BUCKET"],
-            on_demand_queues={arn: queue.on_demand for arn, queue in queues.items() if queue.on_demand},
+            queues=read_queues(os.environ["PARAMETER_PATH"]),
             moved_reason=os.environ["MOVED_REASON"],
             moved_tag=os.environ["MOVED_TAG"],
             **reclaim_rules_from_environment(),
@@ -82,15 +95,21 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Resubmit:
-    """Submit the ended job again, with this SubmitJob request."""
+    """Submit the ended job again."""
 
-    request: dict[str, Any]
+    why: str
+    queue: str | None
+    """ARN of the On-Demand queue of its pool; None if there is none for it."""
+    falls_back: bool
+    """Whether to try the fallback stage first."""
 
 
 def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     """Return what to do with a job as described by DescribeJobs (for arrays: `with_children`), or None for nothing."""
-    queue = rules.on_demand_queues.get(job["jobQueue"])
-    if queue is None or job["status"] == "SUCCEEDED" or not _team(job) or size(job) > rules.on_demand_nodes:
+    own = rules.queues.get(job["jobQueue"])
+    queue = own.on_demand if own and size(job) <= rules.on_demand_nodes else None
+    falls_back = rules.falls_back(job, own)
+    if not (queue or falls_back) or job["status"] == "SUCCEEDED" or not team_of(job):
         return None
     if SWEEP_TAG in job.get("tags", {}):
         return None
@@ -105,7 +124,7 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     stopped_by_someone = job.get("isTerminated") or job.get("isCancelled")
     if job["status"] != "FAILED":
         # A job that this function or its owner is already terminating is left alone.
-        if not (too_many or no_capacity) or stopped_by_someone:
+        if queue is None or not (too_many or no_capacity) or stopped_by_someone:
             return None
         return Terminate(
             f"{rules.moved_reason} {why}: continues as the job of the same name in {queue.rsplit('/', 1)[-1]}"
@@ -119,7 +138,7 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
         and not stopped_by_someone
     )
     if no_capacity or reason.startswith(rules.moved_reason) or ended_by_reclaim:
-        return Resubmit(_request(job, queue, {rules.moved_tag: why}))
+        return Resubmit(why, queue, falls_back and (no_capacity or queue is None))
     return None
 
 
@@ -145,13 +164,45 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
     return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
 
 
-def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:
-    """Return SubmitJob's arguments for the same job in another queue.
+@dataclass(frozen=True)
+class Submission:
+    """A SubmitJob request, and the region that it is for."""
+
+    request: dict[str, Any]
+    region: str | None = None
+    """None for the function's own region."""
+
+
+def submissions(job: dict[str, Any], decision: Resubmit, rules: Rules) -> list[Submission]:
+    """Return the requests that continue the job. The second is for the case that Batch refuses the first.
+
+    Raises RefusedError if only the fallback stage could continue it, but cannot.
+    """
+    found: list[Submission] = []
+    if decision.falls_back and rules.fallback:
+        again = request(job, job["jobQueue"], {rules.moved_tag: decision.why}, capacity="spot")
+        try:
+            stage = FallbackStage.read(*rules.fallback)
+            there = stage.request(job, again, home=f"{rules.stage}/{rules.run_bucket}")
+            found.append(Submission(there, stage.region))
+        except RefusedError as error:
+            if decision.queue is None:
+                raise
+            print(json.dumps({"run": job["jobName"], "job": job["jobId"], "refused": str(error)}))
+    if decision.queue is not None:
+        found.append(Submission(request(job, decision.queue, {rules.moved_tag: decision.why})))
+    return found
+
+
+def request(
+    job: dict[str, Any], queue: str, more_tags: dict[str, str], *, capacity: str = "on-demand"
+) -> dict[str, Any]:
+    """Return SubmitJob's arguments for the same job in another queue, whose instances have this capacity.
 
     DescribeJobs merges definition and submission, and submitting the merged values has the same effect. Batch refuses
     values that it adds itself (AWS_BATCH_… variables, `aws:` tags), so these are left out.
     """
-    request: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "jobName": job["jobName"],
         "jobQueue": queue,
         "jobDefinition": job["jobDefinition"],
@@ -160,13 +211,13 @@ def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict
         "tags": {key: value for key, value in job.get("tags", {}).items() if not key.startswith("aws:")} | more_tags,
         "ecsPropertiesOverride": {
             "taskProperties": [
-                {"containers": [_container(container) for container in task["containers"]]}
+                {"containers": [_container(container, capacity) for container in task["containers"]]}
                 for task in job["ecsProperties"]["taskProperties"]
             ]
         },
     }
     if size(job):
-        request["arrayProperties"] = {"size": size(job)}
+        arguments["arrayProperties"] = {"size": size(job)}
     renamed = {
         "shareIdentifier": "shareIdentifier",
         "timeout": "timeout",
@@ -175,16 +226,16 @@ def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict
     }
     for described, argument in renamed.items():
         if job.get(described):
-            request[argument] = job[described]
-    return request
+            arguments[argument] = job[described]
+    return arguments
 
 
-def _container(container: dict[str, Any]) -> dict[str, Any]:
+def _container(container: dict[str, Any], capacity: str) -> dict[str, Any]:
     return {
         "name": container["name"],
-        # The launcher must now compute the run's cost at the On-Demand price.
+        # The launcher must now compute the run's cost at the price of this capacity.
         "command": [
-            f"{CAPACITY_FLAG}on-demand" if part == f"{CAPACITY_FLAG}spot" else part for part in container["command"]
+            f"{CAPACITY_FLAG}{capacity}" if part == f"{CAPACITY_FLAG}spot" else part for part in container["command"]
         ],
         "environment": [item for item in container["environment"] if not item["name"].startswith("AWS_BATCH")],
         "resourceRequirements": container["resourceRequirements"],
@@ -193,68 +244,100 @@ def _container(container: dict[str, Any]) -> dict[str, Any]:
 
 def claim_key(job: dict[str, Any]) -> str:
     """Return the key of the claim on a job's move, `moves/<job id>.json` in the run named like the job."""
-    return f"{_team(job)}/{job['jobName']}/moves/{job['jobId']}.json"
+    return f"{team_of(job)}/{job['jobName']}/moves/{job['jobId']}.json"
 
 
-def _team(job: dict[str, Any]) -> str:
-    """Return the team that submitted the job (IAM enforces it), or "" if `trainyard submit` was not used."""
-    return str(job.get("tags", {}).get("trainyard:team", ""))
+def claim_bucket(job: dict[str, Any], rules: Rules) -> str:
+    """Return the run bucket of the job's own stage, which a job that moved here has in a tag."""
+    return str(job["tags"][HOME_TAG]).partition("/")[2] if HOME_TAG in job["tags"] else rules.run_bucket
 
 
+@dataclass
 class Mover:
     """The AWS calls that carry out a decision exactly once."""
 
-    def __init__(self, run_bucket: str) -> None:
+    _clients: dict[tuple[str | None, bool], Any] = field(default_factory=dict)
+
+    def _batch(self, region: str | None = None, *, once: bool = False) -> Any:
+        """Return a client. With `once`, it has no retries.
+
+        If botocore repeated SubmitJob after a lost response, it would start a second job.
+        """
         import boto3  # noqa: PLC0415 - the functions above are used and tested without it
         from botocore.config import Config  # noqa: PLC0415
 
-        self._batch = boto3.client("batch")
-        # Without retries: if botocore repeated SubmitJob after a lost response, it would start a second job.
-        self._batch_once = boto3.client("batch", config=Config(retries={"total_max_attempts": 1}))
-        self._s3 = boto3.client("s3")
-        self._bucket = run_bucket
+        if (region, once) not in self._clients:
+            config = Config(retries={"total_max_attempts": 1}) if once else None
+            self._clients[region, once] = boto3.client("batch", region_name=region, config=config)
+        return self._clients[region, once]
+
+    @functools.cached_property
+    def _s3(self) -> Any:
+        import boto3  # noqa: PLC0415 - as above
+
+        return boto3.client("s3")
 
     def describe(self, job_id: str, rules: Rules) -> dict[str, Any] | None:
         """Return a job (for arrays: `with_children`), or None if Batch no longer lists it."""
-        for job in describe(self._batch, [job_id]):
-            nodes = children(self._batch, job)
+        for job in describe(self._batch(), [job_id]):
+            nodes = children(self._batch(), job)
             return with_children(job, nodes, rules) if nodes else job
         return None
 
     def terminate(self, job_id: str, reason: str) -> None:
-        self._batch.terminate_job(jobId=job_id, reason=reason)
+        self._batch().terminate_job(jobId=job_id, reason=reason)
 
-    def resubmit(self, job: dict[str, Any], request: dict[str, Any]) -> str | None:
+    def resubmit(self, job: dict[str, Any], decision: Resubmit, rules: Rules) -> str | None:
         """Submit the job again and return the id of the successor, or None if it already has one.
 
-        Raises MoveUnderwayError if another call is moving it.
+        Raises MoveUnderwayError if another call is moving it, RefusedError if only the fallback stage could continue it
+        but cannot.
         """
-        key = claim_key(job)
-        if not self._claim(key):
-            held = self._s3.get_object(Bucket=self._bucket, Key=key)
+        possible = submissions(job, decision, rules)
+        place = {"Bucket": claim_bucket(job, rules), "Key": claim_key(job)}
+        if not self._claim(place):
+            held = self._s3.get_object(**place)
             if json.load(held["Body"]).get("successor"):
                 return None
             if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS:
                 raise MoveUnderwayError(f"the move of {job['jobName']} is claimed by another call")
+            if decision.falls_back and not any(each.region for each in possible):
+                raise MoveUnderwayError(f"{job['jobName']} may already continue in the fallback stage")
             # The holder of the claim may have submitted the job and died before it recorded the successor.
-            successor = self._job_named(request["jobQueue"], request["jobName"], since=job["createdAt"])
-            if successor:
-                self._record(key, successor)
+            found = (self._submitted(each, since=job["createdAt"]) for each in possible)
+            if successor := next(filter(None, found), None):
+                self._record(place, successor)
                 return None
-            if not self._claim(key, instead_of=held["ETag"]):
+            if not self._claim(place, instead_of=held["ETag"]):
                 raise MoveUnderwayError(f"the move of {job['jobName']} was taken over by another call")
-        successor = self._batch_once.submit_job(**request)["jobId"]
-        self._record(key, successor)
+        *first, last = possible
+        successor = next(filter(None, map(self._submit_unless_refused, first)), None) or self._submit(last)
+        self._record(place, successor)
         return successor
 
-    def _claim(self, key: str, *, instead_of: str | None = None) -> bool:
+    def _submit(self, submission: Submission) -> str:
+        return str(self._batch(submission.region, once=True).submit_job(**submission.request)["jobId"])
+
+    def _submit_unless_refused(self, submission: Submission) -> str | None:
+        """Return None if Batch certainly has no such job. Raises ClientError if it may have."""
+        from botocore.exceptions import ClientError  # noqa: PLC0415
+
+        try:
+            return self._submit(submission)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (400, 403, 404):
+                raise
+            print(json.dumps({"run": submission.request["jobName"], "refused": str(error)}))
+            return None
+
+    def _claim(self, place: dict[str, str], *, instead_of: str | None = None) -> bool:
         from botocore.exceptions import ClientError  # noqa: PLC0415
 
         condition = {"IfMatch": instead_of} if instead_of else {"IfNoneMatch": "*"}
         # The time makes the ETag of each claim unique: if two calls take a claim over, only one succeeds.
         body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
         try:
-            self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode(), **condition)  # type: ignore[arg-type]
+            self._s3.put_object(**place, Body=body.encode(), **condition)
         except ClientError as error:
             # ConditionalRequestConflict: another call wrote at the same time and won.
             if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
@@ -262,14 +345,17 @@ class Mover:
             raise
         return True
 
-    def _record(self, key: str, successor: str) -> None:
+    def _record(self, place: dict[str, str], successor: str) -> None:
         body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
-        self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode())
+        self._s3.put_object(**place, Body=body.encode())
 
-    def _job_named(self, queue: str, name: str, *, since: int) -> str | None:
-        """Return a job with this name created after `since`; a resumed run may have older ones in the queue."""
-        pages = self._batch.get_paginator("list_jobs").paginate(
-            jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
+    def _submitted(self, submission: Submission, *, since: int) -> str | None:
+        """Return a job of the same name created after `since`; a resumed run may have older ones in the queue."""
+        arguments = submission.request
+        pages = (
+            self._batch(submission.region)
+            .get_paginator("list_jobs")
+            .paginate(jobQueue=arguments["jobQueue"], filters=[{"name": "JOB_NAME", "values": [arguments["jobName"]]}])
         )
         found = (job for page in pages for job in page["jobSummaryList"])
         return next((job["jobId"] for job in found if job["createdAt"] >= since), None)
@@ -278,7 +364,7 @@ class Mover:
 def handler(event: dict[str, Any], _context: object) -> None:
     """Handle a 'Batch Job State Change' event."""
     rules = Rules.from_environment()
-    mover = Mover(rules.run_bucket)
+    mover = Mover()
     # For the child of an array job, whose id is `<parent>:<index>`, use the parent.
     job = mover.describe(event["detail"]["jobId"].partition(":")[0], rules)
     if job is None:  # the event is many days old
@@ -288,5 +374,5 @@ def handler(event: dict[str, Any], _context: object) -> None:
         mover.terminate(job["jobId"], decision.reason)
         print(json.dumps({"run": job["jobName"], "job": job["jobId"], "terminated": decision.reason}))
     elif isinstance(decision, Resubmit):
-        successor = mover.resubmit(job, decision.request)
+        successor = mover.resubmit(job, decision, rules)
         print(json.dumps({"run": job["jobName"], "job": job["jobId"], "successor": successor or "already submitted"}))

@@ -136,7 +136,7 @@ def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: 
     reason = job.get("statusReason", "")
     fits = size(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
     queue = rules.queues.get(job["jobQueue"])
-    can_move = queue is not None and queue.on_demand is not None and fits
+    can_move = fits and ((queue is not None and queue.on_demand is not None) or rules.falls_back(job, queue))
     if reason.startswith(rules.no_capacity_reason):
         return not can_move
     if reason.startswith("Canceled by JobStateTimeLimit"):  # cancelled by the queue, not by the owner

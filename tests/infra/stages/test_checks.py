@@ -292,6 +292,45 @@ def test_types_that_cannot_share_a_pool_are_refused(types: tuple[str, ...], mess
         assert refusal(retiring=(pool,), max_on_demand_nodes=1).startswith(f"retiring: instance_types: {message}")
 
 
+EAST = {"region": "us-east-1", "spot_wait_hours": 1, "fallback_stage": "west"}
+WEST = Stage(name="west", teams=TEAMS, region="us-west-2")
+OTHER_TYPES = "'west' has p4d.24xlarge, which this stage does not; its types must all be types of this stage"
+
+
+@pytest.mark.parametrize(
+    ("row", "west", "message"),
+    [
+        ({}, {}, None),
+        ({}, {"fallback_stage": "test", "spot_wait_hours": 1}, None),
+        ({}, {"teams": (*TEAMS, Team(name="more"))}, None),
+        ({"instance_types": ("g5.xlarge", "g6e.xlarge")}, {"instance_types": ("g6e.xlarge",)}, None),
+        ({"spot_wait_hours": None}, {}, "also set spot_wait_hours: a job moves after this wait"),
+        ({"fallback_stage": "wst"}, {}, "'wst' is not in infra/settings.py; did you mean 'west'?"),
+        ({"fallback_stage": "test"}, {}, "'test' is not in infra/settings.py"),
+        ({"region": None}, {}, "set 'region' of both 'test' and 'west', to different regions"),
+        ({}, {"region": "us-east-1"}, "set 'region' of both 'test' and 'west', to different regions"),
+        ({}, {"account": "123456789012"}, "'west' must have the same account"),
+        ({}, {"nat_gateways": 0, "machine_image": CUSTOM_AMI}, "jobs of 'west' could not reach the buckets here"),
+        ({"fsx_gib": 1_200}, {}, "jobs find shared data under a path of the file system"),
+        ({}, {"teams": TEAMS[:1]}, "'west' needs team 'product'"),
+        (
+            {},
+            {"teams": (TEAMS[0], replace(TEAMS[1], huggingface_token=True))},
+            "team 'product' needs the same huggingface_token and secret_variables in 'west'",
+        ),
+        ({}, {"instance_types": ("p4d.24xlarge",)}, OTHER_TYPES),
+    ],
+)
+def test_a_fallback_stage_can_run_the_jobs_of_this_stage(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], west: dict[str, Any], message: str | None
+) -> None:
+    monkeypatch.setitem(STAGES, "west", replace(WEST, **west))
+    if message is None:
+        check(Stage(**{"name": "test", "teams": TEAMS, **EAST, **row}))
+    else:
+        assert refusal(**{**EAST, **row}).startswith(f"fallback_stage: {message}")
+
+
 def test_a_custom_bootstrap_qualifier_gets_its_own_stack() -> None:
     row = Stage(name="test", teams=TEAMS)
     assert row.bootstrap_options == []

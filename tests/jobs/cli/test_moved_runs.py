@@ -1,4 +1,5 @@
-"""Runs whose instances are reclaimed, from submission to receipt: moved to On-Demand, or several nodes on Spot."""
+"""Runs whose instances are reclaimed, from submission to receipt: moved to On-Demand or to another region, or several
+nodes on Spot."""
 
 import json
 import subprocess
@@ -10,17 +11,32 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.emulator import ACCOUNT_ID
+from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch, storage
-from jobs.runs.submit import submit_job
+from jobs.runs.job import Job
+from jobs.runs.submit import send, submit_job
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
-from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.infra.synthesis import synthesise_for_cli
+from tests.support.infra.variants import HOME, WEST
+from tests.support.jobs.submitting import (
+    DATA,
+    DATA_KEY,
+    MODEL_FILES,
+    MODEL_KEY,
+    no_instances,
+    planned_to_run,
+    wait_for,
+)
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.running_emulator import DEPLOY_SECONDS, Emulator
+from tests.support.waiting import wait_until
 
 STAGE = "prod"
 """A stage of infra/settings.py that moves a job to On-Demand after three reclaims."""
@@ -194,3 +210,100 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
     assert kept == [(job.id, 2, 2, "spot")] * 2
     assert first.last_step >= second.resumed_from_step >= EVERY_STEPS
     check_curve(emulated, stage, following.run_id, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def home(connected: Aws, emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> DeployedStage:
+    """A stage and its fallback in another region, both deployed; what specs read is in the first."""
+    folder = tmp_path_factory.mktemp("regions")
+    app = synthesise_for_cli(HOME, folder / "app", WEST)
+    code, output = emulator.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{WEST.region}", scratch=folder)
+    assert code == 0, output
+    deploy = ("deploy", "home/*", "west/*", "--app", app, "--method=direct", "--require-approval=never")
+    code, output = emulator.cdk(*deploy, scratch=folder)
+    assert code == 0, output
+    found = batch.read_stage(connected, HOME.name)
+    for name, content in {
+        DATA_KEY: DATA,
+        **{f"{MODEL_KEY}/{name}": file for name, file in MODEL_FILES.items()},
+    }.items():
+        connected.s3.put_object(Bucket=found.data_bucket, Key=name, Body=content)
+    return found
+
+
+def cancel_as_batch(aws: Aws, stage: DeployedStage, job_id: str) -> None:
+    """Cancel a waiting job as Batch does after `spot_wait_hours`: the emulator does not count the time."""
+    wait_for(aws, stage, job_id, state="RUNNABLE")
+    aws.batch.cancel_job(jobId=job_id, reason=SPOT_WAITED_TOO_LONG)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_without_spot_capacity_continues_in_another_region(
+    *, follow: Follow, emulated: Aws, home: DeployedStage, emulator: Emulator, aws_trainyard: Trainyard
+) -> None:
+    with follow(stage="home") as following:
+        # GIVEN a run with a checkpoint, whose instance is reclaimed when Spot has no others
+        following.read_until("checkpoint: step")
+        [job] = batch.find_jobs(emulated, home, following.run_id)
+        with no_instances(emulated, home, "spot@research"):
+            emulator.reclaim(job.id)
+            cancel_as_batch(emulated, home, job.id)
+            assert following.wait() == 0, following.stderr + "".join(following.log)
+
+    # THEN it continues from the checkpoint in the other region, with all its files at home
+    run_id = following.run_id
+    here, there = batch.find_jobs(emulated, home, run_id)
+    assert (here.state, here.region, here.home) == ("FAILED", "us-east-1", "")
+    assert (there.state, there.region, there.queue, there.home) == ("SUCCEEDED", "us-west-2", "spot@research", "home")
+    receipt = storage.read_receipt(emulated, S3Location(home.run_bucket, f"research/{run_id}/"))
+    assert receipt is not None
+    first, last = receipt.attempts[0], receipt.attempts[-1]
+    assert (receipt.state, first.job_id, last.job_id) == ("succeeded", here.id, there.id)
+    assert first.last_step >= last.resumed_from_step >= EVERY_STEPS
+    assert [each.zone and each.zone[:-1] for each in (first, last)] == ["us-east-1", "us-west-2"]
+    check_curve(emulated, home, run_id, epochs=3)
+
+    # AND every command finds it
+    def at_home(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return aws_trainyard(*arguments, "--stage", "home", expect=0)
+
+    moved = "moved to stage west (us-west-2) for lack of Spot capacity"
+    assert f"[RUNNING] {moved}, attempt 1 of 5 of this job" in following.stderr
+    status = at_home("status", run_id).stdout
+    assert f"{moved} after job {here.id}" in status
+    assert "queue spot@research of stage west (us-west-2)" in status
+    logs = at_home("logs", run_id)
+    assert all(f"attempt {number} of s3://" in logs.stdout for number in (1, len(receipt.attempts)))
+    assert f"attempt 1, {moved}" in logs.stderr
+    assert at_home("logs", run_id, "--tail", "1").stdout.count("\n") == 1
+    [listed] = json.loads(at_home("list", "-o", "json").stdout)
+    assert (listed["run_id"], listed["region"]) == (run_id, "us-west-2")
+    there_listed = aws_trainyard("list", "-o", "json", "--stage", "west", "--region", "us-west-2", expect=0)
+    assert json.loads(there_listed.stdout) == []  # it is not a run of that stage
+
+
+@pytest.mark.timeout(600)
+def test_a_moved_run_is_entered_moved_on_demand_and_cancelled_in_the_other_region(
+    *, emulated: Aws, home: DeployedStage, emulator: Emulator, aws_trainyard: Trainyard
+) -> None:
+    def newest(condition: Callable[[Job], bool]) -> Job:
+        return wait_until(lambda: batch.job_of(emulated, home, run_id), condition)
+
+    plan = planned_to_run(emulated, home, ["sh", "-c", "echo started in $AWS_REGION; sleep 600"])
+    run_id = plan.run_id
+    with no_instances(emulated, home, "spot@research"):
+        job_id = send(emulated, plan)
+        cancel_as_batch(emulated, home, job_id)
+    moved = newest(lambda job: bool(job.home) and job.state == "RUNNING")
+    entered = aws_trainyard("exec", run_id, "--stage", "home", "--", "sh", "-c", "echo $AWS_BATCH_JOB_ID", expect=0)
+    assert entered.stdout == f"{moved.id}\n"
+    assert "started in us-west-2" in aws_trainyard("logs", run_id, "--stage", "home", expect=0).stdout
+    # WHEN it is reclaimed there, THEN that stage moves it to On-Demand, and claims that among the run's files at home
+    emulator.reclaim(moved.id)
+    on_demand = newest(lambda job: job.queue == "on-demand@research" and job.state == "RUNNING")
+    assert (on_demand.home, on_demand.origin) == ("home", "moved to On-Demand after 1 reclaim")
+    claims = object_store.sizes(emulated.s3, plan.run_location / "moves")
+    assert set(claims) == {f"{job_id}.json", f"{moved.id}.json"}
+    # AND it is cancelled there
+    aws_trainyard("cancel", run_id, "--stage", "home", expect=0)
+    assert newest(lambda job: job.ended).state == "CANCELLED"

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+from unittest.mock import patch
 
 import aws_cdk as cdk
 
@@ -19,8 +20,10 @@ from infra.image.stack import ImageStack
 from infra.job.stack import JobStack
 from infra.machine_image.stack import MachineImageStack
 from infra.network.stack import NetworkStack
+from infra.settings import STAGES
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
+from tests.support.infra.variants import HOME, WEST
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,14 +37,20 @@ def new_app(directory: Path, **more_context: object) -> cdk.App:
     return cdk.App(context={**flags, **more_context}, outdir=str(directory))
 
 
-def synthesise_for_cli(row: Stage, directory: Path) -> str:
-    """Synthesise a stage, and return the assembly's folder for `cdk --app`, which accepts it instead of a command.
+def _build(app: cdk.App, rows: Iterable[Stage]) -> None:
+    """Build stages beside those that jobs of HOME and WEST move between, as if the settings had them."""
+    with patch.dict(STAGES, {row.name: row for row in (HOME, WEST)}):
+        build(app, rows)
+
+
+def synthesise_for_cli(row: Stage, directory: Path, *more: Stage) -> str:
+    """Synthesise stages, and return the assembly's folder for `cdk --app`, which accepts it instead of a command.
 
     Running the app in a process of the CLI takes four times as long.
     """
     # The CLI's defaults: without them, every resource would differ from a deployment by the CLI.
     app = new_app(directory, **{"aws:cdk:enable-path-metadata": True, "aws:cdk:enable-asset-metadata": True})
-    build(app, [row])
+    _build(app, [row, *more])
     app.synth()
     return str(directory)
 
@@ -49,7 +58,7 @@ def synthesise_for_cli(row: Stage, directory: Path) -> str:
 def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
     """Return the templates of `rows`, synthesised into `directory` like `cdk synth` does."""
     app = new_app(directory)
-    build(app, rows)
+    _build(app, rows)
     app.synth()
     return read_assembly(directory)
 

@@ -96,4 +96,22 @@ CUDA = tuple(
 )
 """CUDA instances with EFA, and without."""
 
-VARIANTS = (ALL, EXISTING_VPC, NO_NAT, *CUDA)
+_MEMBERS = (Team(name="research", member_principals=_PEOPLE),)
+HOME, WEST = (
+    Stage(
+        name=name,
+        teams=_MEMBERS,
+        account="123456789012",
+        region=region,
+        instance_types=("g5.xlarge",),  # without an AMI to build
+        own_kms_key=name == "west",
+        max_on_demand_nodes=int(name == "west"),
+        reclaims_before_on_demand=1,
+        spot_wait_hours=1,
+        fallback_stage=other,
+    )
+    for name, region, other in (("home", "us-east-1", "west"), ("west", "us-west-2", "home"))
+)
+"""Two stages in two regions, each the fallback of the other; only the second has On-Demand capacity and a key."""
+
+VARIANTS = (ALL, EXISTING_VPC, NO_NAT, *CUDA, HOME)

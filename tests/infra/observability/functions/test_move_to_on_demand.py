@@ -2,20 +2,25 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from infra.observability.functions import move_to_on_demand
-from infra.observability.functions.batch_jobs import SWEEP_TAG
+from infra.observability.functions.batch_jobs import HOME_TAG, SWEEP_TAG, Queue
+from infra.observability.functions.fallback_stage import FallbackStage, RefusedError
 from infra.observability.functions.move_to_on_demand import (
     MoveUnderwayError,
     Resubmit,
     Rules,
     Terminate,
+    claim_bucket,
     claim_key,
     decide,
     handler,
+    request,
+    submissions,
     with_children,
 )
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
@@ -30,10 +35,12 @@ from tests.infra.observability.functions.conftest import (
     World,
 )
 
+ON_DEMAND = "arn:aws:batch:us-east-1:123456789012:job-queue/on-demand"
 RULES = Rules(
+    stage="dev",
     run_bucket="runs",
     reclaims_before_on_demand=2,
-    on_demand_queues={"spot": "arn:aws:batch:us-east-1:123456789012:job-queue/on-demand"},
+    queues={"spot": Queue(label="spot", name="spot", on_demand=ON_DEMAND)},
     on_demand_nodes=4,
     reclaim_reason=RECLAIM_REASON,
     exited_reason=EXITED_REASON,
@@ -159,13 +166,128 @@ def test_the_decision_for_an_array_depends_on_all_children(
     [(SPOT_WAITED_TOO_LONG, "for lack of Spot capacity"), (f"{MOVED_REASON} after 2 reclaims: …", "after 2 reclaims")],
 )
 def test_values_that_aws_added_are_not_resubmitted(reason: str, why: str) -> None:
-    decision = decide({**JOB, "status": "FAILED", "statusReason": reason}, RULES)
+    job = {**JOB, "status": "FAILED", "statusReason": reason}
+    decision = decide(job, RULES)
     assert isinstance(decision, Resubmit)
-    assert decision.request["tags"] == {"trainyard:team": "research", "trainyard:moved": why}
-    [task] = decision.request["ecsPropertiesOverride"]["taskProperties"]
+    [submission] = submissions(job, decision, RULES)
+    assert submission.request["tags"] == {"trainyard:team": "research", "trainyard:moved": why}
+    [task] = submission.request["ecsPropertiesOverride"]["taskProperties"]
     assert [item["name"] for item in task["containers"][0]["environment"]] == ["TRAINYARD_RUN_URI"]
     # From now on, its budget counts at the On-Demand price.
     assert task["containers"][0]["command"] == ["launch", "--capacity=on-demand"]
+
+
+SPOT_ONLY = replace(RULES, queues={"spot": Queue(label="spot", name="spot")}, fallback=("west", "us-west-2"))
+RECLAIMED_TWICE = {"statusReason": RECLAIMED["statusReason"], "attempts": [RECLAIMED, RECLAIMED]}
+NO_CAPACITY = {"statusReason": SPOT_WAITED_TOO_LONG}
+RETIRING = {"spot": Queue(label="spot", name="spot", retiring=True)}
+ONE_CARD = {"spot": Queue(label="spot", name="spot-g5.xlarge")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules", "expected"),
+    [
+        (NO_CAPACITY, SPOT_ONLY, (None, True)),
+        (NO_CAPACITY, replace(RULES, fallback=SPOT_ONLY.fallback), (ON_DEMAND, True)),
+        (RECLAIMED_TWICE, SPOT_ONLY, (None, True)),
+        # On-Demand here is never reclaimed.
+        (RECLAIMED_TWICE, replace(RULES, fallback=SPOT_ONLY.fallback), (ON_DEMAND, False)),
+        (NO_CAPACITY, replace(SPOT_ONLY, queues=RETIRING), None),
+        (NO_CAPACITY, replace(SPOT_ONLY, queues=ONE_CARD), None),
+        ({**NO_CAPACITY, "arrayProperties": {"size": 2}}, SPOT_ONLY, None),
+        ({**NO_CAPACITY, "tags": {**JOB["tags"], SWEEP_TAG: "9"}}, SPOT_ONLY, None),
+        ({**NO_CAPACITY, "tags": {**JOB["tags"], HOME_TAG: "east/runs-of-east"}}, SPOT_ONLY, None),  # only once
+        # A running job is never ended to move there.
+        ({**RECLAIMED_TWICE, "status": "RUNNABLE"}, SPOT_ONLY, None),
+    ],
+)
+def test_a_job_of_one_node_moves_once_to_the_fallback_stage(
+    changes: dict[str, Any], rules: Rules, expected: tuple[str | None, bool] | None
+) -> None:
+    decision = decide({**JOB, "status": "FAILED", **changes}, rules)
+    found = (decision.queue, decision.falls_back) if isinstance(decision, Resubmit) else decision
+    assert found == expected
+
+
+PARAMETERS = {
+    "team-queue/research/spot": "the-queue",
+    "job-definition/research/script": "the-definition:3",
+    "job-image/script": "the-image@sha256:0f",
+}
+PRICED = ["launch", "--instance-type=g6e.xlarge", '--other-instance-types={"g5.xlarge": 0.5}', "--spot-usd-per-hour=1"]
+SCRIPT = {**JOB, "tags": {**JOB["tags"], "trainyard:job": "script", "trainyard:stage": "dev"}}
+
+
+def in_fallback(**parameters: str | None) -> dict[str, Any]:
+    """Return the request for the fallback stage, whose parameters change."""
+    found = {name: value for name, value in {**PARAMETERS, **parameters}.items() if value is not None}
+    stage = FallbackStage(name="west", region="us-west-2", parameters=found, spot_prices={"g5.xlarge": 0.7})
+    again = request(SCRIPT, "spot", {MOVED_TAG: "why"}, capacity="spot")
+    again["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = PRICED
+    return stage.request(SCRIPT, again, home="dev/runs")
+
+
+def test_the_job_there_has_that_stages_queue_definition_tags_and_prices() -> None:
+    found = in_fallback()
+    assert (found["jobQueue"], found["jobDefinition"]) == ("the-queue", "the-definition:3")
+    assert found["tags"] == {
+        "trainyard:team": "research",
+        "trainyard:job": "script",
+        "trainyard:stage": "west",
+        MOVED_TAG: "why",
+        HOME_TAG: "dev/runs",
+    }
+    [task] = found["ecsPropertiesOverride"]["taskProperties"]
+    [container] = task["containers"]
+    # Sizes are those of the definition there. EC2 has no price there for the first type.
+    assert container == {
+        "name": "main",
+        "command": ["launch", "--instance-type=g6e.xlarge", '--other-instance-types={"g5.xlarge": 0.7}'],
+        "environment": [{"name": "TRAINYARD_RUN_URI", "value": "s3://not-the-runs/product/another-run/"}],
+    }
+    # If it moves again there, the claim is among the run's files at home.
+    assert claim_bucket({**SCRIPT, "tags": found["tags"]}, replace(RULES, run_bucket="runs-of-west")) == "runs"
+    assert claim_bucket(SCRIPT, RULES) == "runs"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"job-image/script": "the-image:not-built-yet"}, "the image of script jobs was not pushed to stage west"),
+        ({"job-definition/research/script": None}, "stage west in us-west-2 has no job-definition/research/script"),
+        ({"team-queue/research/spot": None}, "stage west in us-west-2 has no queue/spot"),
+        ({"budget-stop/research": "{}"}, "the budget of stage west is used up"),
+        ({"stage-budget-stop": "{}"}, "the budget of stage west is used up"),
+    ],
+)
+def test_what_is_missing_there_is_found_before_the_job_is_submitted(
+    parameters: dict[str, str | None], message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
+        in_fallback(**parameters)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_job_that_the_fallback_stage_refuses_runs_on_demand(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a fallback stage that is not deployed, or whose queue Batch refuses
+    monkeypatch.setenv("FALLBACK_STAGE", "nowhere us-west-2")
+    of_probe = {name.replace("script", "probe"): value for name, value in PARAMETERS.items()}
+    refusing = FallbackStage(name="west", region="us-west-2", parameters=of_probe, spot_prices={})
+    for stage, why in ((None, "stage nowhere in us-west-2 has no job-image/probe"), (refusing, "SubmitJob operation")):
+        if stage is not None:
+            monkeypatch.setattr(FallbackStage, "read", lambda *_, stage=stage: stage)
+        job_id = world.submit("sleep", "600")
+        world.reached(job_id, "RUNNING")
+        # WHEN a job ends for lack of capacity
+        world.batch.terminate_job(jobId=job_id, reason=SPOT_WAITED_TOO_LONG)
+        ended = world.reached(job_id, "FAILED")
+        handler(world.event(job_id), None)
+        # THEN it runs On-Demand here, and the log says why
+        [found] = world.named(ended["jobName"])
+        assert world.job(found["jobId"])["jobQueue"] == world.on_demand
+        assert why in capsys.readouterr().out
 
 
 def test_a_claim_is_always_among_the_teams_own_files() -> None:
@@ -177,7 +299,7 @@ def test_a_claim_is_always_among_the_teams_own_files() -> None:
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
     """The rules from the environment that the stack sets."""
     more = {"RUN_BUCKET": world.bucket, "PARAMETER_PATH": world.parameter_path, "MOVED_REASON": MOVED_REASON}
-    for name, value in {**RECLAIM_ENVIRONMENT, **more, "MOVED_TAG": MOVED_TAG}.items():
+    for name, value in {**RECLAIM_ENVIRONMENT, **more, "MOVED_TAG": MOVED_TAG, "STAGE": "test"}.items():
         monkeypatch.setenv(name, value)
     return Rules.from_environment()
 
@@ -268,7 +390,8 @@ def test_the_claim_of_a_dead_call_is_taken_over(
     world.aws.client("s3").put_object(Bucket=world.bucket, Key=claim_key(ended), Body=body)
     decision = decide(ended, rules)
     assert isinstance(decision, Resubmit)
-    earlier = [world.batch.submit_job(**decision.request)["jobId"]] if submitted else []
+    [submission] = submissions(ended, decision, rules)
+    earlier = [world.batch.submit_job(**submission.request)["jobId"]] if submitted else []
     # WHEN other calls come, THEN they respect the claim for a while
     with pytest.raises(MoveUnderwayError):
         handler(world.event(job_id), None)

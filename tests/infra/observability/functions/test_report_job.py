@@ -1,11 +1,12 @@
 """Alerts for failed jobs and reclaims, metrics of queues, and no alerts for anything else."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from infra.observability.functions.batch_jobs import SWEEP_TAG, Queue
+from infra.observability.functions.batch_jobs import HOME_TAG, SWEEP_TAG, Queue
 from infra.observability.functions.report_job import Report, Rules, handler, metrics, report, with_children
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
@@ -74,6 +75,13 @@ def test_what_counts_as_failed(
 ) -> None:
     result = report({**JOB, "status": status, "statusReason": reason, "attempts": attempts, **more}, RULES)
     assert (result.failed, bool(result.text)) == (failed, failed)
+
+
+def test_a_job_that_continues_in_the_fallback_stage_has_not_failed() -> None:
+    job = {**JOB, "jobQueue": "alone", "status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG, "isCancelled": True}
+    rules = replace(RULES, fallback=("west", "us-west-2"))
+    assert not report(job, rules).failed
+    assert report({**job, "tags": {**JOB["tags"], HOME_TAG: "east/runs"}}, rules).failed  # it moves only once
 
 
 @pytest.mark.parametrize(
