@@ -169,6 +169,11 @@ def _fallback_mistakes(stage: Stage) -> Iterator[str]:
         yield f"'{name}' is not in infra/settings.py{did_you_mean(name, stages)}"
         return
     other = stages[name]
+    try:
+        _ROW.validate_python(other)
+    except ValidationError:
+        yield f"'{name}' has mistakes of its own: cdk synth -c stage={name}"
+        return
     if None in (stage.region, other.region) or stage.region == other.region:
         yield f"set 'region' of both '{stage.name}' and '{name}', to different regions"
     if stage.account != other.account:

@@ -336,10 +336,10 @@ class Stage:
     reclaims_before_on_demand: limits.Reclaims = 3
     """Number of Spot reclaims after which a job moves to On-Demand, if the stage has On-Demand capacity."""
     spot_wait_hours: limits.SpotWaitHours | None = None
-    """Hours, up to 24, that a job may wait for capacity at the head of the Spot queue before it moves to On-Demand, or
-    is cancelled if the stage has no On-Demand capacity. With this setting, the Spot queue does not fall back to
-    On-Demand instances by itself. Without this setting, a job starts On-Demand as soon as Batch finds no Spot capacity;
-    if the stage has no On-Demand capacity, the job waits."""
+    """Hours, up to 24, that a job may wait for capacity at the head of the Spot queue before it moves to
+    `fallback_stage` or to On-Demand, or is cancelled if the stage has neither. With this setting, the Spot queue does
+    not fall back to On-Demand instances by itself. Without this setting, a job starts On-Demand as soon as Batch finds
+    no Spot capacity; if the stage has no On-Demand capacity, the job waits."""
     fallback_stage: limits.StageName | None = None
     """Name of a stage in another region of the same account, to which a job of one node on Spot moves if it found no
     capacity for `spot_wait_hours`, which must be set. So does a job whose last attempt a reclaim ended, if this stage

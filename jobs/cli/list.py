@@ -205,7 +205,7 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
         "ATTEMPT": ["" if job.points else f"{job.attempt} of {job.max_attempts}" for job in jobs],
         "TEAM": [job.team for job in jobs],
         "PRIORITY": [str(job.priority or "") for job in jobs],
-        "QUEUE": [job.queue for job in jobs],
+        "QUEUE": [job.place for job in jobs],
         "SUBMITTED": [tables.moment(job.created_at) for job in jobs],
     }
     for column in ("POINTS", "PRIORITY"):

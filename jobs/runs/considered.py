@@ -51,6 +51,8 @@ def considered(
     stage cannot run the spec.
     """
     types = stage.instance_types if spec.kind.accelerated else ()
+    if len(types) < 2 and stage.fallback is None:
+        return []
     chosen = place(spec, stage)
     elsewhere = may_fall_back(spec, stage, chosen.queue_name)
     if len(types) < 2 and not elsewhere:

@@ -176,6 +176,11 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
             f"{what} is {run.run_id}, which has no job now: its Spot job ended, and it may continue elsewhere",
             next_step="submit again in a minute",
         )
+    if job.home and not job.ended:  # Batch does not know jobs of other regions
+        raise UsageError(
+            f"{what} is {run.run_id}, which moved to stage {job.stage} ({job.region}): a run cannot wait for it there",
+            next_step=f"submit again when it has ended: trainyard status {run.run_id}",
+        )
     if job.points:
         raise _is_sweep(what, spec_name(run.run_id), f"trainyard sweep {run.run_id}")
     if job.state in UNSUCCESSFUL:

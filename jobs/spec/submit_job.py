@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.core.locations import S3Location
-from jobs.core.queues import on_demand_successor
+from jobs.core.queues import falls_back, on_demand_successor
 from jobs.core.retries import RESUMED_TAG, RETRY_RULES
 from jobs.core.stage import DeployedStage, share_identifier
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
@@ -38,12 +38,13 @@ class Dependency:
         return {"jobId": self.job_id or job_id or f"<job id of {self.run_id}>"}
 
     def note(self, stage: DeployedStage) -> str | None:
-        """Return a warning if the run may move to On-Demand: its first job then ends, which Batch counts as failed."""
-        if on_demand_successor(self.queue) not in stage.queues:
+        """Return a warning if the run may move: its first job then ends, which Batch counts as failed."""
+        may_fall_back = stage.fallback is not None and falls_back(self.queue)
+        if on_demand_successor(self.queue) not in stage.queues and not may_fall_back:
             return None
         return (
-            f"waits for {self.run_id}, which runs on Spot: if that run is moved to On-Demand, this run fails and must "
-            "be submitted again"
+            f"waits for {self.run_id}, which runs on Spot: if that run is moved to "
+            f"{'another region or ' if may_fall_back else ''}On-Demand, this run fails and must be submitted again"
         )
 
 

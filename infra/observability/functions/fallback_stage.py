@@ -37,7 +37,7 @@ class FallbackStage:
 
     @classmethod
     def read(cls, name: str, region: str) -> "FallbackStage":
-        """Read the stage. Raises RefusedError if AWS does not allow it."""
+        """Read the stage. Raises RefusedError if it is not deployed, or AWS does not allow it."""
         import boto3  # noqa: PLC0415 - the other functions are used and tested without it
         from botocore.exceptions import ClientError  # noqa: PLC0415
 
@@ -51,6 +51,8 @@ class FallbackStage:
             }
         except ClientError as error:
             raise RefusedError(f"the parameters of stage {name} in {region} cannot be read: {error}") from None
+        if not found:
+            raise RefusedError(f"stage {name} is not deployed in {region}")
         ec2: Any = boto3.client("ec2", region_name=region)
         prices: dict[str, float] = {}
         with suppress(ClientError):  # the job then runs at the recorded price

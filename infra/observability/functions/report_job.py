@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.observability.functions.batch_jobs import (
+    HOME_TAG,
     SWEEP_TAG,
     Queue,
     ReclaimRules,
@@ -80,6 +81,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     reclaimed = reclaims[-1:] == [True] and _ended_by_batch(job, rules) and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
     subject = f"{run} of team {team} (stage {rules.stage})"
+    own_stage = job.get("tags", {}).get(HOME_TAG, rules.stage).partition("/")[0]  # its commands find it there
     if job["status"] == "FAILED" and _is_failure(job, sum(reclaims), rules, reclaimed=reclaimed):
         container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
@@ -88,13 +90,13 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
             return Report(
                 failed=True,
                 text=f"{subject} is a sweep whose points did not all succeed: {why}{code}. "
-                f"Next: trainyard sweep {run} --stage {rules.stage}",
+                f"Next: trainyard sweep {run} --stage {own_stage}",
             )
         return Report(
             failed=True,
             reclaimed=reclaimed,
             text=f"{subject} failed in attempt {max(1, len(attempts))}: {why}{code}. "
-            f"Next: trainyard logs {run} --stage {rules.stage}",
+            f"Next: trainyard logs {run} --stage {own_stage}",
         )
     its_instance = "one of its instances" if is_sweep else "its instance"
     if job["status"] == "RUNNABLE" and reclaimed:
@@ -102,7 +104,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
             reclaimed=True,
             text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(sum(reclaims))} time; it waits "
             f"for another instance and resumes from its newest checkpoint. "
-            f"Next: trainyard status {run} --stage {rules.stage}",
+            f"Next: trainyard status {run} --stage {own_stage}",
         )
     return Report(reclaimed=reclaimed)
 

@@ -14,13 +14,15 @@ import yaml
 from infra.emulator import ACCOUNT_ID
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch, storage
 from jobs.runs.job import Job
+from jobs.runs.planning import plan_run
 from jobs.runs.submit import send, submit_job
+from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.infra.synthesis import synthesise_for_cli
@@ -30,6 +32,7 @@ from tests.support.jobs.submitting import (
     DATA_KEY,
     MODEL_FILES,
     MODEL_KEY,
+    SPEC,
     no_instances,
     planned_to_run,
     wait_for,
@@ -281,6 +284,13 @@ def test_a_run_without_spot_capacity_continues_in_another_region(
     there_listed = aws_trainyard("list", "-o", "json", "--stage", "west", "--region", "us-west-2", expect=0)
     assert json.loads(there_listed.stdout) == []  # it is not a run of that stage
 
+    # AND the next plan says what a move costs, and what is considered there
+    planned = at_home("submit", "tiny.yaml", "--dry-run").stdout
+    assert "may move to stage west (us-west-2), whose jobs use its files here" in planned
+    row = next(line.split() for line in planned.splitlines() if "us-west-2" in line and line.startswith("g5.xlarge"))
+    assert row[:2] == ["g5.xlarge", "us-west-2"]
+    assert "after 1 h" in " ".join(planned.split())
+
 
 @pytest.mark.timeout(600)
 def test_a_moved_run_is_entered_moved_on_demand_and_cancelled_in_the_other_region(
@@ -298,6 +308,13 @@ def test_a_moved_run_is_entered_moved_on_demand_and_cancelled_in_the_other_regio
     entered = aws_trainyard("exec", run_id, "--stage", "home", "--", "sh", "-c", "echo $AWS_BATCH_JOB_ID", expect=0)
     assert entered.stdout == f"{moved.id}\n"
     assert "started in us-west-2" in aws_trainyard("logs", run_id, "--stage", "home", expect=0).stdout
+    reader = {
+        **SPEC,
+        "name": "reader",
+        "arguments": {"model": f"run://{run_id}/model", "train_data": f"data://{DATA_KEY}"},
+    }
+    with pytest.raises(UsageError, match=r"moved to stage west \(us-west-2\): a run cannot wait for it there"):
+        plan_run(emulated, home, parse_spec(reader, origin="the test"))
     # WHEN it is reclaimed there, THEN that stage moves it to On-Demand, and claims that among the run's files at home
     emulator.reclaim(moved.id)
     on_demand = newest(lambda job: job.queue == "on-demand@research" and job.state == "RUNNING")

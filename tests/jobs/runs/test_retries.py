@@ -10,7 +10,7 @@ from jobs.aws.connection import Aws
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
-from jobs.core.stage import DeployedStage
+from jobs.core.stage import DeployedStage, Fallback
 from jobs.runs import batch
 from jobs.runs.job import Job, JobAttempt
 from jobs.runs.logs import may_have_successor
@@ -73,6 +73,27 @@ def test_run_continues_in_its_teams_on_demand_queue(stage: DeployedStage) -> Non
     job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
     for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
         assert may_have_successor(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, True),
+        ({"queue": "spot"}, True),
+        ({"reason": "not needed any more"}, False),
+        ({"queue": "cpu-spot@research"}, False),
+        ({"queue": "spot/dl1-24xlarge-1-20-0"}, False),  # of a retiring pool
+        ({"nodes": {"FAILED": 2}}, False),
+        ({"points": 9}, False),
+        # It moves there only once; whether that stage has an On-Demand queue is not known here.
+        ({"home": "dev"}, True),
+        ({"home": "dev", "queue": "on-demand@research"}, False),
+    ],
+)
+def test_run_may_continue_in_the_fallback_stage(changes: dict[str, Any], *, wanted: bool, stage: DeployedStage) -> None:
+    falling_back = replace(stage, fallback=Fallback(stage="west", region="us-west-2", wait_seconds=600))
+    job = replace(ENDED, **{"reason": SPOT_WAITED_TOO_LONG, "queue": "spot@research", **changes})
+    assert may_have_successor(falling_back, job) is wanted
 
 
 def test_newest_job_is_the_run_but_a_late_duplicate_is_not(emulated: Aws, stage: DeployedStage) -> None:

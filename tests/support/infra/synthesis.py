@@ -39,8 +39,9 @@ def new_app(directory: Path, **more_context: object) -> cdk.App:
 
 def _build(app: cdk.App, rows: Iterable[Stage]) -> None:
     """Build stages beside those that jobs of HOME and WEST move between, as if the settings had them."""
+    selected = tuple(rows)  # perhaps a view of the settings
     with patch.dict(STAGES, {row.name: row for row in (HOME, WEST)}):
-        build(app, rows)
+        build(app, selected)
 
 
 def synthesise_for_cli(row: Stage, directory: Path, *more: Stage) -> str:

@@ -1,11 +1,14 @@
 """A job that Spot keeps reclaiming continues On-Demand: exactly once, and never twice at the same time."""
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import boto3
 import pytest
+from botocore.stub import ANY, Stubber
 
 from infra.observability.functions import move_to_on_demand
 from infra.observability.functions.batch_jobs import HOME_TAG, SWEEP_TAG, Queue
@@ -267,6 +270,27 @@ def test_what_is_missing_there_is_found_before_the_job_is_submitted(
         in_fallback(**parameters)
 
 
+def test_its_prices_are_those_of_the_most_expensive_zone_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = boto3.client
+    name = f"west-{uuid.uuid4().hex[:8]}"
+    make("ssm", region_name="us-west-2").put_parameter(
+        Name=f"/trainyard/{name}/instance-type", Value="g6e.xlarge g5.xlarge", Type="String"
+    )
+    ec2 = make("ec2", region_name="us-west-2")
+    rows = (("g5.xlarge", "a", "0.41"), ("g5.xlarge", "b", "0.55"), ("g6e.xlarge", "a", "1.02"))
+    history = [
+        {"InstanceType": instance_type, "AvailabilityZone": f"us-west-2{zone}", "SpotPrice": price}
+        for instance_type, zone, price in rows
+    ]
+    expected = {"InstanceTypes": ["g6e.xlarge", "g5.xlarge"], "ProductDescriptions": ["Linux/UNIX"], "StartTime": ANY}
+    with Stubber(ec2) as stub:
+        stub.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, expected)
+        stub.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
+        monkeypatch.setattr(boto3, "client", lambda service, **more: ec2 if service == "ec2" else make(service, **more))
+        assert FallbackStage.read(name, "us-west-2").spot_prices == {"g5.xlarge": 0.55, "g6e.xlarge": 1.02}
+        assert FallbackStage.read(name, "us-west-2").spot_prices == {}  # the recorded prices apply
+
+
 @pytest.mark.usefixtures("rules")
 def test_a_job_that_the_fallback_stage_refuses_runs_on_demand(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -275,7 +299,7 @@ def test_a_job_that_the_fallback_stage_refuses_runs_on_demand(
     monkeypatch.setenv("FALLBACK_STAGE", "nowhere us-west-2")
     of_probe = {name.replace("script", "probe"): value for name, value in PARAMETERS.items()}
     refusing = FallbackStage(name="west", region="us-west-2", parameters=of_probe, spot_prices={})
-    for stage, why in ((None, "stage nowhere in us-west-2 has no job-image/probe"), (refusing, "SubmitJob operation")):
+    for stage, why in ((None, "stage nowhere is not deployed in us-west-2"), (refusing, "SubmitJob operation")):
         if stage is not None:
             monkeypatch.setattr(FallbackStage, "read", lambda *_, stage=stage: stage)
         job_id = world.submit("sleep", "600")

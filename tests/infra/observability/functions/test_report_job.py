@@ -81,7 +81,9 @@ def test_a_job_that_continues_in_the_fallback_stage_has_not_failed() -> None:
     job = {**JOB, "jobQueue": "alone", "status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG, "isCancelled": True}
     rules = replace(RULES, fallback=("west", "us-west-2"))
     assert not report(job, rules).failed
-    assert report({**job, "tags": {**JOB["tags"], HOME_TAG: "east/runs"}}, rules).failed  # it moves only once
+    ended = report({**job, "tags": {**JOB["tags"], HOME_TAG: "east/runs"}}, rules)  # it moves only once
+    assert ended.failed
+    assert ended.text.endswith("Next: trainyard logs tiny --stage east")
 
 
 @pytest.mark.parametrize(
