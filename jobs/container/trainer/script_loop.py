@@ -97,9 +97,10 @@ class ScriptLoop(Components):
     def restore(self, objects: Mapping[str, Any]) -> int:
         """Load the saved states into the objects, restore this rank's random state, and return the steps done.
 
-        Raises TrainyardError if an object cannot be saved, so that the script fails before its first step.
+        Raises TrainyardError if an object cannot be saved or loaded, so that the script fails before its first step.
         """
         refuse_unknown_shards(objects)
+        refuse_unloadable(objects)
         self._load()
         if self._folder is None:
             return 0
@@ -259,6 +260,16 @@ def refuse_unknown_shards(objects: Mapping[str, Any]) -> None:
                 f"'{name}' is sharded by FullyShardedDataParallel or DeepSpeed, whose parts trainyard.Run cannot save",
                 next_step="shard it with torch.distributed.fsdp.fully_shard (FSDP2), or use a Trainer with "
                 "trainyard.Callback (jobs/docs/scripts.md)",
+            )
+
+
+def refuse_unloadable(objects: Mapping[str, Any]) -> None:
+    """Raise TrainyardError if an object cannot load a saved state, in the first attempt instead of after a reclaim."""
+    for name, item in objects.items():
+        if not hasattr(item, "load_state_dict") and not shards.is_sharded(item):
+            raise TrainyardError(
+                f"'{name}' is a {type(item).__name__}, which trainyard.Run cannot restore: it has no load_state_dict",
+                next_step="restore modules and optimizers, and read other saved values from run.state",
             )
 
 

@@ -33,10 +33,10 @@ def test_every_block_of_the_skill_runs(aws_environment: dict[str, str], tmp_path
         command, cwd=tmp_path, env={**aws_environment, "PATH": path}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    [weight] = tmp_path.glob("runs/squares-*/output/weight.json")
-    assert abs(json.loads(weight.read_text())[0] - 3) < 0.01
+    [answer] = tmp_path.glob("runs/squares-*/output/answer.json")
+    assert abs(json.loads(answer.read_text())[0] - 3) < 0.01
     receipt = done.stdout[done.stdout.rindex("\n{") :]
-    assert json.loads(receipt)["run_id"] == weight.parts[-3]
+    assert json.loads(receipt)["run_id"] == answer.parts[-3]
 
 
 def test_keys_and_exit_codes_of_the_skill_exist() -> None:

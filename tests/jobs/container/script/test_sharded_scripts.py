@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from jobs.container.trainer.script_loop import refuse_unknown_shards
+from jobs.container.trainer.script_loop import refuse_unknown_shards, refuse_unloadable
 from jobs.core.errors import TrainyardError
 from tests.support.container.launching import Launched, NewRun
 from tests.support.container.scripts import WARM, script_flags, uv_settings, write_files
@@ -33,6 +33,13 @@ def test_unknown_shards_are_refused() -> None:
     for item in ({"a": [part]}, optimizer, flat):
         with pytest.raises(TrainyardError, match=r"'x' is sharded by .*\nNext: shard it with .*fully_shard"):
             refuse_unknown_shards({"x": item})
+
+
+def test_objects_that_cannot_be_restored_are_refused_in_the_first_attempt() -> None:
+    model = torch.nn.Linear(2, 1)
+    refuse_unloadable({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
+    with pytest.raises(TrainyardError, match=r"'weight' is a Parameter, .* no load_state_dict\nNext: .*run.state"):
+        refuse_unloadable({"weight": model.weight})
 
 
 def test_a_sharded_loop_resumes_on_any_number_of_ranks(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
