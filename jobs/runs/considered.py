@@ -106,7 +106,7 @@ def _reason(spec: JobSpec, row: InstanceType, chosen: Sequence[InstanceType]) ->
     if misfit := spec.resources.misfit(row):
         return misfit
     if row not in chosen:
-        return "nodes need equal cards"
+        return "nodes need equal cards" if spec.resources.nnodes > 1 else "narrowed to one card"
     first = environments(chosen)[0]
     if row not in first:
         return "if EC2 has none above"

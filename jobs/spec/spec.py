@@ -74,11 +74,11 @@ class Resources(Strict):
     def misfit(self, row: InstanceType) -> str | None:
         """Return why a job with these resources must not start on an instance type, or None if it may."""
         if self.instance_types is not None and row.name not in self.instance_types:
-            return f"not in resources.instance_types ({', '.join(self.instance_types)})"
+            return "not in instance_types"
         if self.gpu is not None and self.gpu.lower() != (row.card_model or "").lower():
-            return f"resources.gpu is {self.gpu}"
+            return f"has no {self.gpu}"
         if self.gpu_memory_gib is not None and row.card_memory_mib < 1024 * self.gpu_memory_gib:
-            return f"less than resources.gpu_memory_gib: {self.gpu_memory_gib:g}"
+            return f"card has {row.card_memory_mib / 1024:.3g} GiB"
         return None
 
     @property

@@ -54,7 +54,7 @@ def test_each_type_has_its_price_score_cost_and_reason(ec2: tuple[Aws, Stubber])
     rows = considered(aws, LADDER, spec(resources={"gpu": "A10G"}), lambda: known)
     # THEN every type of the stage has a row
     assert [(row.instance_type, row.is_chosen, row.reason) for row in rows] == [
-        ("g6e.xlarge", False, "resources.gpu is A10G"),
+        ("g6e.xlarge", False, "has no A10G"),
         ("g5.xlarge", True, "chosen by price and capacity"),
         ("g5.4xlarge", True, "chosen by price and capacity"),
     ]
@@ -78,7 +78,11 @@ def test_each_type_has_its_price_score_cost_and_reason(ec2: tuple[Aws, Stubber])
     [
         ({}, ["chosen", "if EC2 has none above", "if EC2 has none above"]),
         ({"nnodes": 2}, ["chosen", "nodes need equal cards", "nodes need equal cards"]),
-        ({"gpu_memory_gib": 40}, ["chosen", *["less than resources.gpu_memory_gib: 40"] * 2]),
+        ({"gpu_memory_gib": 40}, ["chosen", *["card has 22.4 GiB"] * 2]),
+        (
+            {"instance_types": ["g5.xlarge", "g5.4xlarge"]},
+            ["not in instance_types", *["chosen by price and capacity"] * 2],
+        ),
         ({"capacity": "on-demand"}, ["chosen", "if EC2 has none above", "if EC2 has none above"]),
     ],
 )
