@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from jobs.core.labels import quoted_name
@@ -211,11 +212,14 @@ def _timeline_text(run: RecordedRun) -> str:
     parts = [f"{name} {duration(seconds)}" for name, seconds in total.items() if seconds]
     axis = time_axis(run)
     before = duration(max(0.0, (axis.begin - run.submitted_at).total_seconds()))
-    ran = sum(duration_seconds(attempt) for attempt in run.attempts)
-    between = duration(max(0.0, axis.seconds - ran))
+    gaps = (
+        (later.started_at - each.started_at).total_seconds() - duration_seconds(each)
+        for each, later in pairwise(run.attempts)
+    )
+    between = f" and {duration(sum(max(0.0, gap) for gap in gaps))} between attempts" if len(run.attempts) > 1 else ""
     return (
         f"Instance time over {counted(len(run.attempts), 'attempt')}: {', '.join(parts) or 'none yet'}. The run waited "
-        f"{before} before the first attempt and {between} between attempts, at no cost."
+        f"{before} before the first attempt{between}, at no cost."
     )
 
 
