@@ -16,7 +16,7 @@ from typing import Any, Literal
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
 from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
-from jobs.core.queues import owner_of_queue, types_text
+from jobs.core.queues import on_demand_successor, owner_of_queue, types_text
 from jobs.core.stage import BudgetStop, DeployedStage, deploy_command, share_identifier
 from jobs.runs.batch import most_nodes
 from jobs.runs.job import Job
@@ -69,6 +69,8 @@ class Facts:
     """Why a compute environment's instances never joined, by environment, if that is known."""
     stop: BudgetStop | None = None
     """Set if the stage has used up its budget."""
+    may_use_on_demand: bool = False
+    """Whether the stage has an On-Demand queue for jobs of this Spot queue."""
     hourly_stop: str | None = None
     """Why no instance starts, if the stage or the queue's team has reached its hourly limit."""
 
@@ -144,6 +146,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         is_shared=owner_of_queue(job.queue) is None,
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
+        may_use_on_demand=on_demand_successor(job.queue) in stage.queues,
         stop=stage.stage_budget_stop,
         hourly_stop=stage.hourly_stop(owner_of_queue(job.queue) or ""),
     )
@@ -192,7 +195,7 @@ def _batch_reason(facts: Facts) -> Iterator[Finding]:
             f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploy_command}"
         )
     elif reason.startswith("CAPACITY"):
-        next_step = "wait, or submit with resources.capacity: on-demand"
+        next_step = "wait, or submit with resources.capacity: on-demand" if facts.may_use_on_demand else "wait"
     else:
         next_step = ""
     yield Finding(verdict="cause", about="Batch's reason", text=reason, next_step=next_step)
@@ -213,8 +216,10 @@ def _queue(facts: Facts) -> Iterator[Finding]:
 
 def _environments(facts: Facts) -> Iterator[Finding]:
     able = [item for item in facts.environments if item["state"] == "ENABLED" and item["status"] in _ABLE]
+    kinds = Counter(map(_kind, facts.environments))
     for item in facts.environments:
-        about = f"{_kind(item)} instances"
+        kind = _kind(item)
+        about = f"{kind} instances" if kinds[kind] == 1 else f"{kind} {', '.join(_types(item))}"
         verdict: Verdict = "fine" if able else "cause"
         if item["state"] != "ENABLED" and facts.stop is not None:
             text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"

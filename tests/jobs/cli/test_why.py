@@ -182,6 +182,8 @@ def test_a_job_waits_if_its_instances_are_switched_off(
             assert found["Spot instances"].verdict == "cause"
             return found["Spot instances"]
 
+        [reason] = [each for each in findings(emulated, stage, job) if each.text.startswith("CAPACITY")]
+        assert reason.next_step == "wait"  # `dev` has no On-Demand queue
         by_hand = instances(stage)
         assert by_hand.text.startswith("their compute environment was disabled by hand")
         assert "--state ENABLED" in by_hand.next_step

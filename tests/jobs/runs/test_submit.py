@@ -18,6 +18,7 @@ from jobs.runs import batch
 from jobs.runs.planning import plan_run
 from jobs.runs.storage import readable_receipt
 from jobs.runs.submit import send, submit_job
+from jobs.runs.why import findings
 from jobs.spec.plan import Plan
 from jobs.spec.spec import parse_spec
 from tests.support.jobs.proxies import Fault, FaultyProxy
@@ -112,6 +113,10 @@ def test_a_job_starts_on_the_next_card_if_the_first_has_no_capacity(emulated: Aw
     assert (receipt.instance_type, attempt.instance_type, attempt.capacity) == (names[1], names[1], "spot")
     assert attempt_usd_per_hour(attempt) == types[1].spot_usd_per_hour
     assert receipt.price_date == types[1].price_date
+    # AND `why` tells the two apart
+    found = {each.about: each.text for each in findings(emulated, ladder, job)}
+    assert found["Spot p5.48xlarge"] == "their compute environment was disabled by hand"
+    assert found["Spot p4d.24xlarge"] == "their compute environment is enabled and valid"
 
 
 def test_throttled_requests_are_limited_and_leave_nothing(faulty: FaultyProxy, stage: DeployedStage) -> None:
