@@ -53,20 +53,31 @@ def main(arguments: list[str] | None = None) -> int:
         raise explain(error) or error from error
     if missing := [name for name in options.add if name not in found]:
         raise NotFoundError(f"EC2 lists no {', '.join(missing)} in {', '.join(regions)}", next_step="check the name")
-    new = {}
+    new, unpriced = {}, []
     for name in [*rows, *(name for name in options.add if name not in rows)]:
         old = rows.get(name, {})
         if name not in found:
             sys.stderr.write(f"{name}: EC2 does not list it; its row stays\n")
             new[name] = old
             continue
-        family = name.partition(".")[0]
-        if family not in recorded.QUOTAS or found[name].get("card_model") not in recorded.CARDS:
-            raise ConfigurationError(
-                f"{name}: its family or its card ({found[name].get('card_model')}) is new",
-                next_step="add it to QUOTAS or CARDS in jobs/core/instance_types.py",
-            )
-        new[name] = {**found[name], "zone_ids": zones.get(name, {}), **_prices(aws[_PRICES_REGION], name, old)}
+        for what, value, table in (
+            ("family", name.partition(".")[0], "QUOTAS"),
+            ("card", found[name].get("card_model"), "CARDS"),
+        ):
+            if value not in getattr(recorded, table):
+                raise ConfigurationError(
+                    f"{name}: its {what} {value} is new",
+                    next_step=f"add a row to {table} in jobs/core/instance_types.py",
+                )
+        prices = _prices(aws[_PRICES_REGION], name)
+        if prices is None:
+            prices = {key: value for key, value in old.items() if "usd" in key or key.startswith("price_")}
+            unpriced.append(name)
+        if not prices:
+            raise ConfigurationError(f"{name}: AWS gave no price", next_step=_next_step(aws[_PRICES_REGION]))
+        new[name] = {**found[name], "zone_ids": zones.get(name, {}), **prices}
+    if unpriced:
+        sys.stderr.write(f"AWS gave no price of {', '.join(unpriced)}; the recorded ones stay\n")
     recorded.PATH.write_text(_text(source, new), encoding="utf-8")
     return 0
 
@@ -125,8 +136,8 @@ def _zones(aws: Mapping[str, Aws], names: set[str]) -> dict[str, dict[str, list[
     return {name: {region: sorted(ids) for region, ids in found.items()} for name, found in zones.items()}
 
 
-def _prices(aws: Aws, name: str, old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return today's prices, or the recorded ones. Raises ConfigurationError for a new type without prices."""
+def _prices(aws: Aws, name: str) -> dict[str, Any] | None:
+    """Return today's prices, or None if AWS gives none."""
     on_demand, by_zone = on_demand_quote(aws, name), spot_prices(aws, name)
     if on_demand and by_zone:
         return {
@@ -135,13 +146,13 @@ def _prices(aws: Aws, name: str, old: Mapping[str, Any]) -> dict[str, Any]:
             "price_date": on_demand.date,
             "price_source": f"{on_demand.source}; EC2's Spot price history there, the median of the zones",
         }
-    kept = {key: value for key, value in old.items() if "usd" in key or key.startswith("price_")}
-    if not kept:
-        raise ConfigurationError(
-            f"{name}: AWS gave no price", next_step="allow pricing:GetProducts and ec2:DescribeSpotPriceHistory"
-        )
-    sys.stderr.write(f"{name}: AWS gave no price; the recorded one of {kept['price_date']} stays\n")
-    return kept
+    return None
+
+
+def _next_step(aws: Aws) -> str:
+    if is_loopback(aws.endpoint):
+        return "use the credentials of an AWS account: an emulator has no prices"
+    return "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory"
 
 
 if __name__ == "__main__":
