@@ -155,6 +155,8 @@ def figure(value: Any) -> str:
     if value is None:
         return "not a number"
     if isinstance(value, float):
+        if 0 < abs(value) < 0.0005:
+            return f"{value:.2g}"
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.core.words import main_result, result_label, result_rows
+from jobs.core.words import figure, main_result, result_label, result_rows
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,16 @@ def test_result_has_a_readable_name(key: str, label: str) -> None:
 
 def test_result_rows_start_with_known_metrics() -> None:
     assert result_rows({"eval_macro_f1": 0.5, "eval_loss": 0.25}) == [("loss", "0.250"), ("macro F1", "0.500")]
+
+
+def test_a_small_value_is_not_shown_as_zero() -> None:
+    assert [figure(value) for value in (2.9e-11, 0.00049, 0.0005, -0.25, 0.0)] == [
+        "2.9e-11",
+        "0.00049",
+        "0.001",
+        "-0.250",
+        "0.000",
+    ]
 
 
 def test_held_out_metrics_represent_a_run_before_others() -> None:
