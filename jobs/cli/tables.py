@@ -234,9 +234,9 @@ def _price(plan: Plan, *, emulated: bool) -> str:
 
 
 def _short_source(source: str) -> str:
-    """Return a price's source without details: the address in its last parentheses, or the text before a colon."""
-    match = re.search(r"\(([^()]+)\)$", source)
-    return match[1] if match else source.partition(":")[0]
+    """Return a price's source without details: its first address, or the text before a colon."""
+    match = re.search(r"[a-z.-]+\.[a-z]+/[\w./-]*\w", source)
+    return match[0] if match else source.partition(":")[0]
 
 
 def _budget(plan: Plan) -> str:
