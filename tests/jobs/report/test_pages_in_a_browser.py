@@ -110,6 +110,8 @@ def test_a_thousand_runs_are_painted_at_once(
 ) -> None:
     page = opened.open(pages["dashboard"], width=width, dark=dark)
     assert page.locator("#runs tr").count() == 1000
+    ages = "[...document.querySelectorAll('#runs td:nth-child(8)')].map((age) => age.getBoundingClientRect().right)"
+    assert len(set(page.evaluate(ages))) == 1, "the ages are not aligned"
     assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
     # On an idle machine it takes a fifth of a second; the limit is for people, and leaves room for busy machines.
     assert opened.first_paint_milliseconds(page) < 2000
