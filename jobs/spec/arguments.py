@@ -478,6 +478,8 @@ def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> 
     is_hours = item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours")
     if is_hours and ":" in str(item["input"]):  # YAML's !!binary gives bytes
         return f"{words}, not {item['input']!r}; write hours as a number: 1.5"
+    if words == _LIST and item["input"] and isinstance(item["input"], str):
+        return f"{words}: [{item['input']!r}]"
     return words if item["input"] == "" else f"{words}, not {item['input']!r}"
 
 

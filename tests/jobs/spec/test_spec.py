@@ -72,6 +72,7 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
         ),
         ({"gpu": "L40S"}, "gpu: unknown key here; use resources.gpu"),
         ({"resources": 8}, "resources: must be a mapping of keys to values, not 8"),
+        ({"resources": {"instance_types": "g5.xlarge"}}, "resources.instance_types: must be a list: ['g5.xlarge']"),
         ({"resources": {"nproc_per_node": "all"}}, "resources.nproc_per_node: must be a whole number, not 'all'"),
         (
             {"resources": {"nnodes": 2, "min_nnodes": 1}},
