@@ -199,12 +199,12 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
         "RUN": [job.run_id for job in jobs],
         "STATE": [tables.state(job) for job in jobs],
         "POINTS": [done_text(run.sweep.points) if run.sweep else "" for run in runs],
+        "PRIORITY": [str(job.priority or "") for job in jobs],
         "METRIC": [f"{result_label(run.metric[0])} {figure(run.metric[1])}" if run.metric else "" for run in runs],
         "USD": ["" if run.usd is None else f"{run.usd:.2f}" for run in runs],
         "TOOK": ["" if run.seconds is None else duration(run.seconds) for run in runs],
         "ATTEMPT": ["" if job.points else f"{job.attempt} of {job.max_attempts}" for job in jobs],
         "TEAM": [job.team for job in jobs],
-        "PRIORITY": [str(job.priority or "") for job in jobs],
         "QUEUE": [job.place for job in jobs],
         "SUBMITTED": [tables.moment(job.created_at) for job in jobs],
     }
@@ -212,5 +212,5 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
         if not any(cells[column]):
             del cells[column]
     # Left out in this order. SUBMITTED is optional because a run's id contains the time.
-    optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "PRIORITY", "POINTS", "TOOK", "USD", "METRIC")
+    optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC", "PRIORITY")
     tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD", "PRIORITY"), wrapped=2), on=on)

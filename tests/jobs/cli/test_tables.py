@@ -50,7 +50,7 @@ def test_instances_and_ranks_are_counted_and_priced(
 def test_prices_are_shown_with_date_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     prices = Prices(
         on_demand=Quote(usd_per_hour=13.5, date="2026-11-23", source="AWS"),
-        spot=Quote(usd_per_hour=4.25, date="2022-08-24", source="a row (example.org/prices)"),
+        spot=Quote(usd_per_hour=4.25, date="2022-08-24", source="example.org/prices, a/b.csv (the month: unconfirmed)"),
     )
     planned = replace(plan(spec(), LARGE, run_id=RUN_ID), prices=prices)
     show(plan_table(planned, emulated=False), on=console())
@@ -62,20 +62,21 @@ def test_prices_are_shown_with_date_and_source(capsys: pytest.CaptureFixture[str
     assert (answer["usd_per_hour"], answer["price_date"], answer["price_source"]) == (
         4.25,
         "2022-08-24",
-        "a row (example.org/prices)",
+        "example.org/prices, a/b.csv (the month: unconfirmed)",
     )
 
 
 @pytest.mark.parametrize(
-    ("width", "headings"),
+    ("width", "priority", "headings"),
     [
-        (160, ["RUN", "STATE", "METRIC", "USD", "TOOK", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED"]),
-        (80, ["RUN", "STATE", "METRIC", "USD", "TOOK"]),
-        (50, ["RUN", "STATE"]),
+        (160, 0, ["RUN", "STATE", "METRIC", "USD", "TOOK", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED"]),
+        (80, 0, ["RUN", "STATE", "METRIC", "USD", "TOOK"]),
+        (80, 5, ["RUN", "STATE", "PRIORITY", "METRIC", "USD"]),
+        (50, 0, ["RUN", "STATE"]),
     ],
 )
-def test_a_narrow_list_leaves_columns_out(width: int, headings: list[str]) -> None:
-    job = job_of("finetune-massive-20260131-120000-0a1b", state="SUCCEEDED")
+def test_a_narrow_list_leaves_columns_out(width: int, priority: int, headings: list[str]) -> None:
+    job = job_of("finetune-massive-20260131-120000-0a1b", state="SUCCEEDED", priority=priority)
     shown = io.StringIO()
     runs = [ListedRun(job=job, receipt=three_attempts(200).receipt)]
     show_runs(runs, on=Console(width=width, file=shown))

@@ -75,8 +75,8 @@ def test_a_job_waits_for_room_and_for_earlier_jobs(
     waits = causes(findings(emulated, stage, third))["queue position"]
     assert waits == "1 job waits ahead of it (priority 5, this run has 0)"
     listed = aws_trainyard("list", "--state", "RUNNABLE", expect=0).stdout.splitlines()
-    assert listed[0].split()[-3] == "PRIORITY"
-    assert [line.split()[-4] for line in listed if urgent.run_id in line] == ["5"]
+    assert listed[0].split()[2] == "PRIORITY"
+    assert [line.split()[2] for line in listed if urgent.run_id in line] == ["5"]
     assert "priority 5" in aws_trainyard("status", urgent.run_id, expect=0).stdout
     # AND the other checks follow after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)

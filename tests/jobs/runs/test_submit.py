@@ -113,8 +113,8 @@ def test_a_job_starts_on_the_next_card_if_the_first_has_no_capacity(emulated: Aw
     assert (receipt.instance_type, attempt.instance_type, attempt.capacity) == (names[1], names[1], "spot")
     assert attempt_usd_per_hour(attempt) == types[1].spot_usd_per_hour
     assert receipt.price_date == types[1].price_date
-    # AND `why` tells the two apart
-    found = {each.about: each.text for each in findings(emulated, ladder, job)}
+    # AND `why` told the two apart while it waited
+    found = {each.about: each.text for each in findings(emulated, ladder, replace(job, state="RUNNABLE"))}
     assert found["Spot p5.48xlarge"] == "their compute environment was disabled by hand"
     assert found["Spot p4d.24xlarge"] == "their compute environment is enabled and valid"
 
