@@ -90,6 +90,7 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
         ("waited for" if job.ended else "waits for", waits_for),
         ("continues", f"{job.origin}{before}"),
         ("job", f"{job.kind}, team {job.team}, queue {job.place}{priority}"),
+        ("runs on" if job.state == "RUNNING" else "ran on", _instances(receipt)),
         ("submitted", tables.moment(job.created_at)),
         ("started", tables.moment(job.started_at)),
         ("stopped", tables.moment(job.stopped_at)),
@@ -111,6 +112,14 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
         console.print()
         numbered = [dataclasses.replace(attempt, number=number) for number, attempt in enumerate(attempts, start=1)]
         tables.show(tables.attempts_table(numbered), on=console)
+
+
+def _instances(receipt: "Receipt | None") -> str:
+    """Return the instance type of the newest attempt; empty if no attempt has a record."""
+    if receipt is None or not receipt.attempts:
+        return ""
+    newest = receipt.attempts[-1]
+    return f"{newest.nnodes} x {newest.instance_type}"
 
 
 def _forecast(receipt: "Receipt", progress: "Progress | None") -> "Forecast":

@@ -130,6 +130,7 @@ def test_the_panel_and_status_show_cards_cost_and_time_left(
     assert job.state == "RUNNING"
     rows = {line[:22].strip(): line[22:].strip() for line in status.splitlines()}
     assert rows["cards"] == BUSY
+    assert rows["runs on"] == "1 x dl1.24xlarge"
     assert rows["progress"] == "900 of 1000 (90 %): loss 0.5"
     assert rows["time left"].endswith(" to the last step")
     assert " USD at the end; On-Demand " in rows["in AWS it would cost"]
