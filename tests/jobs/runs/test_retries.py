@@ -92,7 +92,8 @@ def test_run_continues_in_its_teams_on_demand_queue(stage: DeployedStage) -> Non
 )
 def test_run_may_continue_in_the_fallback_stage(changes: dict[str, Any], *, wanted: bool, stage: DeployedStage) -> None:
     falling_back = replace(stage, fallback=Fallback(stage="west", region="us-west-2", wait_seconds=600))
-    job = replace(ENDED, **{"reason": SPOT_WAITED_TOO_LONG, "queue": "spot@research", **changes})
+    ended = {"reason": SPOT_WAITED_TOO_LONG, "queue": "spot@research", "stopped_at": datetime.now(timezone.utc)}
+    job = replace(ENDED, **{**ended, **changes})
     assert may_have_successor(falling_back, job) is wanted
 
 
