@@ -172,7 +172,7 @@ def _fallback_mistakes(stage: Stage) -> Iterator[str]:
     try:
         _ROW.validate_python(other)
     except ValidationError:
-        yield f"'{name}' has mistakes of its own: cdk synth -c stage={name}"
+        yield f"'{name}' also has mistakes; to list them: cdk synth -c stage={name}"
         return
     if None in (stage.region, other.region) or stage.region == other.region:
         yield f"set 'region' of both '{stage.name}' and '{name}', to different regions"

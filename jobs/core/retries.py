@@ -41,7 +41,7 @@ MOVED_TAG = "trainyard:moved"
 """Tag of the job that continues the run; its value completes "moved to On-Demand …"."""
 
 HOME_TAG = "trainyard:home"
-"""Tag of a job that runs in the fallback stage of its own stage: `<own stage>/<its run bucket>`."""
+"""Tag of a job that has moved to the fallback stage: `<home stage>/<home run bucket>`."""
 
 RESUMED_TAG = "trainyard:resumed"
 """Tag of a job that `trainyard resume` submitted; its value is the id of the previous job. A job that is moved later

@@ -49,7 +49,7 @@ class LogStream:
     of_sweep: bool = False
     """Whether the nodes are workers of a sweep, each of which runs points independently."""
     region: str | None = None
-    """Region of its log, if the job moved to another one; None for the run's own."""
+    """Region of the log, if the job has moved to another one; otherwise None."""
     log_group: str | None = None
     """The log group there."""
 
@@ -99,7 +99,7 @@ class Job:
     resumed: str = ""
     """Id of the job that ended before `trainyard resume` continued the run; empty if the run was not resumed."""
     home: str = ""
-    """The run's own stage, if the job moved to another one; empty if it runs in its own stage."""
+    """The run's stage, if the job has moved to another stage; otherwise empty."""
     stage: str = ""
     """The stage that it runs in."""
     region: str = ""

@@ -309,7 +309,7 @@ OTHER_TYPES = "'west' has p4d.24xlarge, which this stage does not; its types mus
         ({"fallback_stage": "test"}, {}, "'test' is not in infra/settings.py"),
         ({"region": None}, {}, "set 'region' of both 'test' and 'west', to different regions"),
         ({}, {"region": "us-east-1"}, "set 'region' of both 'test' and 'west', to different regions"),
-        ({}, {"teams": ("research",)}, "'west' has mistakes of its own: cdk synth -c stage=west"),
+        ({}, {"teams": ("research",)}, "'west' also has mistakes; to list them: cdk synth -c stage=west"),
         ({}, {"account": "123456789012"}, "'west' must have the same account"),
         ({}, {"nat_gateways": 0, "machine_image": CUSTOM_AMI}, "jobs of 'west' could not reach the buckets here"),
         ({"fsx_gib": 1_200}, {}, "jobs find shared data under a path of the file system"),

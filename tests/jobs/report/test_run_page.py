@@ -65,6 +65,13 @@ def test_axis_of_a_single_value_starts_at_zero(run: RecordedRun) -> None:
     assert '"zero": true' not in evaluation(run)
 
 
+def test_a_run_with_one_attempt_has_no_gap_between_attempts(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    first = run.receipt.model_copy(update={"attempts": run.receipt.attempts[:1]})
+    text = text_of(run_page(replace(run, receipt=first), now=NOW))
+    assert "The run waited 5 s before the first attempt, at no cost." in text
+
+
 def test_page_shows_fingerprints_of_a_scripts_inputs(run: RecordedRun) -> None:
     inputs = Inputs(fingerprints={"s3://data/research/<held-out>.csv": "77aa00"})
     text = unescape(text_of(run_page(replace(run, data=None, inputs=inputs), now=NOW)))
